@@ -1,0 +1,52 @@
+# Each target sets up what it needs: a fresh checkout and Python 3.11 are enough.
+# Another interpreter: make PYTHON=python3.12 test
+
+PYTHON := python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test lint bench soak clean
+
+help:
+	@echo 'make demo    a short run that shows what offbeat does'
+	@echo 'make test    lint, types and tests: what a change must pass'
+	@echo 'make lint    ruff and mypy alone'
+	@echo 'make bench   side by side with other ways of training'
+	@echo 'make soak    long runs that look for rare failures'
+	@echo 'make clean   remove caches and build output'
+
+# Half-made environments have no pip, so pip and not python says whether one is there.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo 'offbeat needs Python 3.11 or newer, and $(PYTHON) was not found:' \
+	       'install it, or name another: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@test -x $(BIN)/pip || { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "offbeat needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1):" \
+	       'install a newer one and name it: make PYTHON=/path/to/python3.11' >&2; exit 1; }; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing offbeat and its tools into $(VENV); the first time takes some minutes.'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/offbeat demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+soak: $(STAMP)
+	$(BIN)/python -m pytest -m soak --timeout 3600
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

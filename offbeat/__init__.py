@@ -1,0 +1,126 @@
+"""Train PyTorch models on workers that differ in speed, fail, and talk over slow links.
+
+The modules in the order in which a gradient meets them:
+
+- `task`, `setup`, `job`: what is trained, checked and put together
+- `lease`, `data`: which samples a worker gets, and the batches made of them
+- `replica`: batch to gradient
+- `send`, `codec`: what goes out, and how small
+- `contribution`: what travels
+- `store`: admit, gather, weigh, apply; checkpoints
+- `log`, `replay`: the ordered record of a run, and running it again
+- `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
+- `worker`: the cycle that ties these together
+- `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
+- `session`, `train`, `run`: the front door
+- `report`, `cli`: what a run cost, and the command line
+"""
+
+from offbeat import codec, optim
+from offbeat.choices import (
+    Accumulated,
+    AdaptiveDelayCompensation,
+    All,
+    Change,
+    Constant,
+    Count,
+    DelayCompensation,
+    Elastic,
+    GapAware,
+    Gradient,
+    InPlace,
+    Inverse,
+    Polynomial,
+    Rule,
+    Yours,
+)
+from offbeat.cluster import Cluster, Failure, Machine, Pause
+from offbeat.discipline import (
+    ASP,
+    ASUP,
+    BMUF,
+    BSP,
+    EASGD,
+    SSP,
+    AsyncLocalSGD,
+    Average,
+    DiLoCo,
+    Discipline,
+    Downpour,
+    FedBuff,
+    Hogwild,
+    LocalSGD,
+    SoftSync,
+    parse,
+)
+from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayMismatch, RunError
+from offbeat.log import Listener
+from offbeat.replay import Replay, replay
+from offbeat.replica.objective import BatchLoss
+from offbeat.report.summary import History, Summary
+from offbeat.run import Run
+from offbeat.store.table import ByCount, BySize, ByWeight
+from offbeat.store.updater import Clip, Schedule
+from offbeat.task import Task
+from offbeat.train import train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ASP",
+    "ASUP",
+    "BMUF",
+    "BSP",
+    "EASGD",
+    "SSP",
+    "Accumulated",
+    "AdaptiveDelayCompensation",
+    "All",
+    "AsyncLocalSGD",
+    "Average",
+    "BatchLoss",
+    "ByCount",
+    "BySize",
+    "ByWeight",
+    "Change",
+    "CheckpointError",
+    "Clip",
+    "Cluster",
+    "ConfigError",
+    "Constant",
+    "Count",
+    "DelayCompensation",
+    "DiLoCo",
+    "Discipline",
+    "Downpour",
+    "Elastic",
+    "Failure",
+    "FedBuff",
+    "GapAware",
+    "Gradient",
+    "History",
+    "Hogwild",
+    "InPlace",
+    "Inverse",
+    "Listener",
+    "LocalSGD",
+    "Machine",
+    "OffbeatError",
+    "Pause",
+    "Polynomial",
+    "Replay",
+    "ReplayMismatch",
+    "Rule",
+    "Run",
+    "RunError",
+    "Schedule",
+    "SoftSync",
+    "Summary",
+    "Task",
+    "Yours",
+    "codec",
+    "optim",
+    "parse",
+    "replay",
+    "train",
+]

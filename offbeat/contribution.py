@@ -1,0 +1,78 @@
+"""What travels between worker and store: contributions out, snapshots back."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from torch import Tensor
+
+from offbeat.codec import Packed
+from offbeat.log import Part
+from offbeat.store.table import Flat
+
+
+@dataclass
+class Contribution:
+    """What a worker sends; `part` is its line in the log, the rest are numbers.
+
+    `payload` is a gradient to descend, one flat buffer per shard: a gradient, a sum of gradients,
+    or the negative of a change, so that one store rule serves them all. None in a cost-only run.
+    """
+
+    part: Part
+    payload: list[Flat] | None = None
+    packed: dict[str, Packed] | None = None  # the payload as it travels, where a codec is used
+    absent: frozenset[str] = frozenset()  # parameters that got no gradient at all
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # averaged buffers
+    updater: dict[str, Tensor] = field(default_factory=dict)  # local optimiser state to average
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that go out."""
+        extra = [*self.statistics.values(), *self.updater.values()]
+        beside = sum(tensor.numel() * tensor.element_size() for tensor in extra)
+        if self.packed is not None:
+            return beside + sum(packed.nbytes for packed in self.packed.values())
+        return beside + sum(flat.table.payload_bytes for flat in self.payload or [])
+
+    def keep(self) -> None:
+        """Own the payload: the worker's buffer is about to be written again."""
+        if self.payload is not None:
+            self.payload = [flat.clone() for flat in self.unpacked()]
+            self.packed = None
+
+    def unpacked(self) -> list[Flat]:
+        """The payload as the store sees it."""
+        assert self.payload is not None
+        if self.packed is None:
+            return self.payload
+        flats = [Flat(flat.table) for flat in self.payload]
+        for flat in flats:
+            for name, view in flat.views.items():
+                view.copy_(self.packed[name].codec.decode(self.packed[name]))
+        return flats
+
+
+@dataclass
+class Snapshot:
+    """What a worker pulls: exactly one version, whole."""
+
+    version: int
+    steps: int  # local steps until the next push
+    epoch: int  # epochs done, for rate schedules
+    parameters: list[Flat] | None = None
+    updater: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that come back."""
+        beside = sum(tensor.numel() * tensor.element_size() for tensor in self.updater.values())
+        return beside + sum(flat.table.payload_bytes for flat in self.parameters or [])
+
+
+class Verdict(Enum):
+    """What the store says to a contribution."""
+
+    ADMITTED = "admitted"
+    DROPPED = "dropped"  # too late for its round
+    REPEATED = "repeated"  # this very contribution was admitted before
+    REFUSED = "refused"  # from an incarnation that was given up: join again

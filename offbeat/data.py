@@ -1,0 +1,74 @@
+"""How a lease becomes a batch: the same one whichever worker reads it, and whenever."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from offbeat.errors import ConfigError
+from offbeat.lease import Lease
+
+Collate = Callable[[list[Any]], Any]
+
+
+def mix(*numbers: int) -> int:
+    """One 63-bit seed from several numbers, the same everywhere."""
+    words = np.random.SeedSequence([number & 0xFFFFFFFF for number in numbers])
+    return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class Reader:
+    """Turns a lease into a batch: the same one whichever worker reads it, and whenever."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        seed: int = 0,
+        shuffle: bool = True,
+        collate: Collate | None = None,
+    ):
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                "data must be a map-style Dataset, with __len__ and __getitem__; "
+                "wrap a stream in a list or a TensorDataset first"
+            )
+        self.dataset, self.seed, self.shuffle, self.collate = dataset, seed, shuffle, collate
+        self._orders: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def order(self, epoch: int) -> Tensor:
+        """The order of the samples in `epoch`."""
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(mix(self.seed, 1, epoch))
+            shuffled = torch.randperm(len(self), generator=generator)
+            # Two epochs overlap at most in practice; older orders are made again when needed.
+            if len(self._orders) > 3:
+                self._orders.pop(min(self._orders))
+            self._orders[epoch] = shuffled if self.shuffle else torch.arange(len(self))
+        return self._orders[epoch]
+
+    def read(self, lease: Lease, part: slice = slice(None)) -> Any:
+        """The batch of `lease`, or of a part of it."""
+        return self.fetch(self.order(lease.epoch)[lease.start : lease.stop][part])
+
+    def fetch(self, rows: Tensor) -> Any:
+        """The batch of the samples numbered `rows`."""
+        if isinstance(self.dataset, TensorDataset) and self.collate is None:
+            # Indexing gives the same bits as stacking samples one by one, and is much faster.
+            return tuple(tensor[rows] for tensor in self.dataset.tensors)
+        items = [self.dataset[int(row)] for row in rows]
+        return (self.collate or default_collate)(items)
+
+    def reseed(self, lease: Lease) -> None:
+        """Give whatever is random in reading and computing this lease its own random numbers."""
+        seed = mix(self.seed, 2, lease.epoch, lease.start)
+        torch.default_generator.manual_seed(seed)
+        if not isinstance(self.dataset, TensorDataset) or self.collate is not None:
+            random.seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)

@@ -1,0 +1,1 @@
+"""What runs workers and store: an engine supplies the clock, the links, spawning and waiting."""

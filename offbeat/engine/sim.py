@@ -1,0 +1,322 @@
+"""The simulated cluster: real gradients under a virtual clock, the same bits for the same seed."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from offbeat.cluster import Cluster
+from offbeat.contribution import Verdict
+from offbeat.errors import RunError
+from offbeat.job import Job
+from offbeat.pace import Pace
+from offbeat.store.core import Store
+from offbeat.worker import Action, Cycle, Timing, Worker
+
+
+class Kind(Enum):
+    """What can happen at a moment of virtual time."""
+
+    JOIN = "join"  # a worker enters, for the first time or after a failure
+    BEGIN = "begin"  # what it pulled has arrived
+    COMPUTED = "computed"  # a step is over
+    ARRIVED = "arrived"  # its contribution has reached the store
+    SERVED = "served"  # the store has got round to it
+    PAUSE = "pause"
+    WAKE = "wake"
+    FAIL = "fail"
+    GIVE_UP = "give up"  # patience with a silent worker has run out
+
+
+# A pause holds up what the worker itself does; what the store does goes on.
+_OWN = (Kind.BEGIN, Kind.COMPUTED, Kind.ARRIVED)
+# These belong to one incarnation and are void once it is gone.
+_BOUND = (*_OWN, Kind.SERVED)
+
+
+class Event(NamedTuple):
+    """Something that will happen, ordered by time and then by when it was planned."""
+
+    time: float
+    order: int
+    kind: Kind
+    worker: int
+    token: int  # an event whose token is no longer its worker's is void
+    extra: float = 0.0
+
+
+class Agent(msgspec.Struct):
+    """The simulator's view of one worker."""
+
+    cycle: Cycle
+    timing: Timing
+    token: int = 0
+    step: int = 0  # index of its next compute time
+    sequence: int = 0
+    alive: bool = False
+    silent_until: float = 0.0  # end of a pause
+    waiting_since: float = 0.0
+
+
+class Simulation:
+    """An event heap over the store and the workers of a job."""
+
+    def __init__(self, job: Job, cluster: Cluster, store: Store):
+        self.job, self.cluster, self.store = job, cluster, store
+        self.now = 0.0
+        self.heap: list[Event] = []
+        self.planned = 0
+        self.store_free = 0.0
+        self.ready: deque[int] = deque()  # workers that may go on at this moment
+        self.agents = [Agent(Cycle(), Timing()) for _ in cluster.machines]
+        self.workers: list[Worker | None] = [None] * len(cluster)
+        self.paces = [
+            Pace(machine.compute, job.seed, number)
+            for number, machine in enumerate(cluster.machines)
+        ]
+        self.push_seconds, self.pull_seconds = self._link_times()
+        self._handlers: dict[Kind, Callable[[Event], None]] = {
+            Kind.JOIN: lambda event: self._join(event.worker),
+            Kind.BEGIN: lambda event: self._advance(event.worker),
+            Kind.COMPUTED: self._computed,
+            Kind.ARRIVED: self._arrived,
+            Kind.SERVED: lambda event: self._serve(event.worker),
+            Kind.PAUSE: self._pause,
+            Kind.WAKE: self._wake,
+            Kind.FAIL: self._fail,
+            Kind.GIVE_UP: self._give_up,
+        }
+
+    def _link_times(self) -> tuple[list[float], list[float]]:
+        push, pull = self.job.push_bytes(self.store), self.job.pull_bytes(self.store)
+        machines = self.cluster.machines
+        return (
+            [m.latency + push / m.bandwidth for m in machines],
+            [m.latency + pull / m.bandwidth for m in machines],
+        )
+
+    # ------------------------------------------------------------ the loop
+
+    def start(self) -> None:
+        """Plan what the cluster description says will happen."""
+        for number, machine in enumerate(self.cluster.machines):
+            self._plan(Kind.JOIN, number, machine.joins_at)
+            for pause in machine.pauses:
+                self._plan(Kind.PAUSE, number, pause.at, pause.lasting)
+            for failure in machine.failures:
+                back = -1.0 if failure.returns_after is None else failure.returns_after
+                self._plan(Kind.FAIL, number, failure.at, back)
+
+    def step(self) -> bool:
+        """Let the next thing happen; False when the run is over."""
+        if self.store.finished:
+            return False
+        if not self.heap:
+            raise RunError(
+                f"no worker is left at {self.now:.6g} s and version {self.store.version}: all "
+                "have failed for good; give failures a returns_after, or add workers"
+            )
+        event = heapq.heappop(self.heap)
+        if event.kind in _BOUND and event.token != self.agents[event.worker].token:
+            return True
+        self.now = event.time
+        self._handlers[event.kind](event)
+        while self.ready:
+            self._grant(self.ready.popleft())
+        return True
+
+    def _plan(self, kind: Kind, worker: int, at: float, extra: float = 0.0) -> None:
+        token = self.agents[worker].token
+        heapq.heappush(self.heap, Event(at, self.planned, kind, worker, token, extra))
+        self.planned += 1
+
+    def _plan_own(self, kind: Kind, worker: int, seconds: float) -> None:
+        """Something the worker does itself: a pause delays it."""
+        start = max(self.now, self.agents[worker].silent_until)
+        self._plan(kind, worker, start + seconds)
+
+    # ------------------------------------------------------------ the path of a gradient
+
+    def _join(self, number: int) -> None:
+        agent = self.agents[number]
+        incarnation = self.store.join(number, self.now)
+        agent.cycle = Cycle.of(self.store.discipline)
+        agent.timing = Timing()
+        agent.token += 1
+        agent.sequence, agent.alive, agent.waiting_since = 0, True, self.now
+        self.workers[number] = self.job.make_worker(self.store, number, incarnation)
+        self._board_moved()
+        self._advance(number)
+        self._wake_resting()
+
+    def _advance(self, number: int) -> None:
+        """Follow the worker's cycle until something takes time."""
+        agent, worker = self.agents[number], self._worker(number)
+        cycle = agent.cycle
+        while True:
+            if cycle.action is Action.COMPUTE:
+                lease = worker.todo[-1]
+                share = lease.samples / self.job.batch_size
+                seconds = self.paces[number][agent.step] * share
+                agent.step += 1
+                agent.timing.compute += seconds
+                self._plan_own(Kind.COMPUTED, number, seconds)
+                return
+            if cycle.action is Action.PUSH:
+                seconds = self.push_seconds[number]
+                agent.timing.communication += seconds
+                self._plan_own(Kind.ARRIVED, number, seconds)
+                return
+            if self.store.lost(number):  # it was given up while it was silent
+                self._join(number)
+                return
+            if cycle.action is Action.LEASE:
+                self._lease(number)
+            elif cycle.action is Action.PULL:
+                agent.waiting_since = self.now
+                if cycle.centre:
+                    self.ready.append(number)
+                else:
+                    self.ready.extend(self.store.hold(number))
+                return
+            else:
+                self.store.rest(number, self.now)
+                self._board_moved()
+                return
+
+    def _lease(self, number: int) -> None:
+        lease = self.store.lease(number)
+        if lease is not None:
+            self._worker(number).take(lease)
+        self.agents[number].cycle.leased(lease is not None)
+
+    def _grant(self, number: int) -> None:
+        """The worker may go on: it takes this version and its next samples with it."""
+        agent, worker = self.agents[number], self._worker(number)
+        if not agent.alive:
+            return
+        agent.timing.wait += self.now - agent.waiting_since
+        snapshot = self.store.pull(number, self.now, worker.catch_up())
+        worker.accept(snapshot)
+        agent.cycle.pulled(snapshot.steps)
+        if agent.cycle.action is Action.LEASE:
+            self._lease(number)
+        seconds = self.pull_seconds[number]
+        agent.timing.communication += seconds
+        if seconds or agent.silent_until > self.now:
+            self._plan_own(Kind.BEGIN, number, seconds)
+        else:
+            self._advance(number)
+
+    def _computed(self, event: Event) -> None:
+        self.agents[event.worker].cycle.computed()
+        self._advance(event.worker)
+
+    def _arrived(self, event: Event) -> None:
+        """One contribution at a time: the store may still be busy with an earlier one."""
+        if self.cluster.apply == 0:
+            self._serve(event.worker)
+            return
+        self.store_free = max(self.now, self.store_free) + self.cluster.apply
+        self.agents[event.worker].timing.communication += self.store_free - self.now
+        self._plan(Kind.SERVED, event.worker, self.store_free)
+
+    def _serve(self, number: int) -> None:
+        agent, worker = self.agents[number], self._worker(number)
+        if self.store.lost(number):
+            # A contribution of the dead is refused unread, so there is no need to compute it.
+            self.store.refuse(number, worker.incarnation, agent.sequence, self.now)
+            self._join(number)
+            return
+        contribution = worker.contribution(agent.sequence, agent.timing, self.job.seed)
+        agent.sequence += 1
+        agent.timing = Timing()
+        verdict = self.store.push(contribution, self.now)
+        assert verdict in (Verdict.ADMITTED, Verdict.DROPPED), verdict
+        agent.cycle.pushed()
+        self._advance(number)
+        self._board_moved()
+
+    def _board_moved(self) -> None:
+        self.ready.extend(self.store.released())
+
+    def _worker(self, number: int) -> Worker:
+        worker = self.workers[number]
+        assert worker is not None
+        return worker
+
+    # ------------------------------------------------------------ faults
+
+    def _pause(self, event: Event) -> None:
+        agent = self.agents[event.worker]
+        if not agent.alive:
+            return
+        agent.silent_until = max(agent.silent_until, self.now + event.extra)
+        # What it was doing goes on where it stopped.
+        self.heap = [
+            e._replace(time=e.time + event.extra) if self._own(e, event.worker) else e
+            for e in self.heap
+        ]
+        heapq.heapify(self.heap)
+        self._plan(Kind.WAKE, event.worker, agent.silent_until)
+        if event.extra > self.cluster.patience:
+            self._plan(Kind.GIVE_UP, event.worker, self.now + self.cluster.patience)
+
+    def _own(self, event: Event, number: int) -> bool:
+        mine = event.worker == number and event.token == self.agents[number].token
+        return mine and event.kind in _OWN
+
+    def _wake(self, event: Event) -> None:
+        """A worker that was given up while it waited has nothing planned: it must join again."""
+        agent = self.agents[event.worker]
+        waited = agent.alive and self.store.lost(event.worker)
+        if waited and not any(self._own(e, event.worker) for e in self.heap):
+            self._join(event.worker)
+
+    def _fail(self, event: Event) -> None:
+        agent = self.agents[event.worker]
+        if not agent.alive:
+            return
+        agent.alive = False
+        agent.token += 1
+        self._plan(Kind.GIVE_UP, event.worker, self.now + self.cluster.patience)
+        if event.extra >= 0:
+            self._plan(Kind.JOIN, event.worker, self.now + event.extra)
+
+    def _give_up(self, event: Event) -> None:
+        agent = self.agents[event.worker]
+        silent = not agent.alive or agent.silent_until > self.now
+        if event.token == agent.token and silent and not self.store.lost(event.worker):
+            self.store.lose(event.worker, self.now)
+            self._board_moved()
+            self._wake_resting()
+
+    def _wake_resting(self) -> None:
+        """Offer leases that came back; a worker that died at rest takes none, and is given up."""
+        for number in self.store.wake():
+            self.agents[number].cycle.woken()
+            if self.agents[number].alive:
+                self._advance(number)
+
+    # ------------------------------------------------------------ state
+
+    def meta(self) -> dict[str, Any]:
+        """The state between two events, but for tensors."""
+        assert not self.ready
+        return {
+            "now": self.now,
+            "planned": self.planned,
+            "store_free": self.store_free,
+            "heap": sorted(self.heap),
+            "agents": self.agents,
+            "workers": [worker.meta() if worker else None for worker in self.workers],
+        }
+
+    def load_meta(self, meta: dict[str, Any]) -> None:
+        self.now, self.planned = meta["now"], meta["planned"]
+        self.store_free = meta["store_free"]
+        self.heap = [Event(t, o, Kind(k), *rest) for t, o, k, *rest in meta["heap"]]
+        self.agents = msgspec.convert(meta["agents"], list[Agent])

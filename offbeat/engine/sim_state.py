@@ -1,0 +1,83 @@
+"""What a simulation writes down so that it goes on exactly where it was."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from offbeat.contribution import Contribution
+from offbeat.engine.sim import Simulation
+from offbeat.lease import Lease
+from offbeat.log import Part
+from offbeat.store.checkpoint import under
+from offbeat.store.table import Flat
+
+
+def tensors_of(sim: Simulation) -> dict[str, Tensor]:
+    """Every tensor of store, workers and contributions that wait for others."""
+    store = sim.store
+    found: dict[str, Tensor] = {}
+    if store.parameters is not None:
+        found |= {f"store/{k}": t for k, t in store.parameters.state().items()}
+    for number, worker in enumerate(sim.workers):
+        if worker is not None:
+            found |= {f"worker/{number}/{k}": t for k, t in worker.tensors().items()}
+    for index, one in enumerate(store.gathered):
+        prefix = f"gathered/{index}"
+        if one.payload is not None:
+            for shard, flat in enumerate(one.unpacked()):
+                found[f"{prefix}/payload/{shard}"] = flat.buffer
+        found |= {f"{prefix}/statistics/{k}": t for k, t in one.statistics.items()}
+        found |= {f"{prefix}/updater/{k}": t for k, t in one.updater.items()}
+    return found
+
+
+def meta_of(sim: Simulation) -> dict[str, Any]:
+    """Everything else, as JSON."""
+    store = sim.store
+    return {
+        "sim": sim.meta(),
+        "store": store.state(),
+        "parameters": store.parameters.meta() if store.parameters else {},
+        "gathered": [{"part": one.part, "absent": sorted(one.absent)} for one in store.gathered],
+    }
+
+
+def restore(sim: Simulation, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Put a fresh simulation into the state that was written down."""
+    store = sim.store
+    store.load(meta["store"])
+    if store.parameters is not None:
+        store.parameters.load(under("store/", tensors), meta["parameters"])
+    sim.load_meta(meta["sim"])
+    for number, saved in enumerate(meta["sim"]["workers"]):
+        if saved is not None:
+            worker = sim.job.make_worker(store, number, saved["incarnation"])
+            worker.load(under(f"worker/{number}/", tensors), saved)
+            sim.workers[number] = worker
+    store.gathered = [
+        _contribution(sim, under(f"gathered/{index}/", tensors), saved)
+        for index, saved in enumerate(meta["gathered"])
+    ]
+
+
+def _contribution(
+    sim: Simulation, tensors: Mapping[str, Tensor], saved: Mapping[str, Any]
+) -> Contribution:
+    part = msgspec.convert(saved["part"], Part)
+    part.leases = [Lease(*msgspec.to_builtins(lease)) for lease in part.leases]
+    payload = None
+    if sim.store.parameters is not None:
+        buffers = under("payload/", tensors)
+        payload = [
+            Flat(table, buffers[str(i)].clone())
+            for i, table in enumerate(sim.store.parameters.tables)
+        ]
+    return Contribution(
+        part,
+        payload,
+        absent=frozenset(saved["absent"]),
+        statistics=under("statistics/", tensors),
+        updater=under("updater/", tensors),
+    )

@@ -1,0 +1,141 @@
+"""Everything one run is made of; engines make the store and the workers of it."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from offbeat.codec import Codec
+from offbeat.data import Reader
+from offbeat.discipline import Discipline
+from offbeat.errors import ConfigError
+from offbeat.lease import Leases
+from offbeat.log import Log
+from offbeat.replica.objective import Loss
+from offbeat.replica.whole import Replica
+from offbeat.send import make_sender
+from offbeat.store.core import Store
+from offbeat.store.parameters import Parameters
+from offbeat.store.table import BySize, Placement
+from offbeat.store.updater import Recipe
+from offbeat.worker import GhostWorker, NumberWorker, Worker
+
+
+@dataclass(frozen=True)
+class Ghost:
+    """A model that is never computed: a cost-only run moves its bytes and nothing else."""
+
+    nbytes: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A model that is really trained: how a replica computes and how the store applies."""
+
+    model: nn.Module
+    reader: Reader
+    loss: Loss
+    store_rule: Recipe
+    local_rule: Recipe | None = None
+    placement: Placement = field(default_factory=BySize)
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    accumulate: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what is trained, under which discipline, by how many workers, for how long."""
+
+    content: Numbers | Ghost
+    discipline: Discipline
+    workers: int
+    batch_size: int
+    epochs: int
+    seed: int = 0
+    codec: Codec | None = None
+    nonfinite: Literal["stop", "skip"] = "stop"
+    hash_every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"workers must be at least 1, not {self.workers}")
+        if self.nonfinite not in ("stop", "skip"):
+            raise ConfigError(f"nonfinite must be 'stop' or 'skip', not {self.nonfinite!r}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must lie between 0 and 2**63 - 1, not {self.seed}")
+        if self.hash_every < 1:
+            raise ConfigError(f"hash_every must be at least 1, not {self.hash_every}")
+
+    def check(self) -> None:
+        """Make everything once that may refuse to be made, before a run begins."""
+        Leases(self.samples, self.batch_size, self.epochs)
+        store = self.make_store(Log())
+        self.make_worker(store, 0, 1)
+
+    @property
+    def samples(self) -> int:
+        return self.content.samples if isinstance(self.content, Ghost) else len(self.content.reader)
+
+    def make_store(self, log: Log) -> Store:
+        leases = Leases(self.samples, self.batch_size, self.epochs)
+        return Store(
+            self.discipline, self.workers, leases, log, self.make_parameters(), self.hash_every
+        )
+
+    def make_parameters(self) -> Parameters | None:
+        if isinstance(self.content, Ghost):
+            return None
+        numbers = self.content
+        return Parameters(
+            numbers.model,
+            numbers.placement,
+            numbers.store_rule,
+            self.discipline.weigh,
+            numbers.policies,
+        )
+
+    def make_worker(self, store: Store, number: int, incarnation: int) -> Worker:
+        if isinstance(self.content, Ghost):
+            return GhostWorker(number, incarnation, self.content.nbytes)
+        numbers, parameters = self.content, store.parameters
+        assert parameters is not None
+        replica = Replica(
+            numbers.model, parameters.tables, numbers.reader, numbers.loss, numbers.accumulate
+        )
+        sender = make_sender(store.discipline, replica, self.codec, numbers.local_rule)
+        return NumberWorker(
+            number,
+            incarnation,
+            sender,
+            parameters.buffers,
+            skip_nonfinite=self.nonfinite == "skip",
+        )
+
+    def push_bytes(self, store: Store) -> int:
+        """Bytes of one contribution, known before it is computed."""
+        if isinstance(self.content, Ghost) or store.parameters is None:
+            return self.content.nbytes if isinstance(self.content, Ghost) else 0
+        parameters = store.parameters
+        entries = [entry for table in parameters.tables for entry in table]
+        if self.codec is None:
+            size = sum(entry.nbytes for entry in entries)
+        else:
+            size = sum(self.codec.nbytes(entry.shape, entry.dtype) for entry in entries)
+        return size + sum(e.nbytes for e in parameters.buffers if e.policy == "averaged")
+
+    def pull_bytes(self, store: Store) -> int:
+        """Bytes of one pull."""
+        if isinstance(self.content, Ghost) or store.parameters is None:
+            return self.content.nbytes if isinstance(self.content, Ghost) else 0
+        return sum(table.payload_bytes for table in store.parameters.tables)
+
+    def export(self, store: Store) -> nn.Module | None:
+        """A fresh copy of the model with the store's parameters."""
+        if isinstance(self.content, Ghost) or store.parameters is None:
+            return None
+        with torch.no_grad():
+            return store.parameters.export(copy.deepcopy(self.content.model))

@@ -1,0 +1,186 @@
+"""Which samples a worker trains on: leases hand them out, the ledger says what became of each."""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from offbeat.errors import ConfigError
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """A range of one epoch's shuffled order, given to one worker at a time."""
+
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+class Ledger:
+    """Of every sample of every epoch: applied once, dropped, skipped or repeated."""
+
+    def __init__(self, samples: int):
+        self.samples = samples
+        self.done: list[dict[str, int]] = []  # counts of finished epochs, in order
+        self.open: dict[int, np.ndarray[Any, Any]] = {}  # times applied, per position
+        self.lost: dict[int, dict[str, int]] = {}  # dropped and skipped, per open epoch
+        self.applied = 0  # samples in applied contributions, all epochs
+        self._settled: dict[int, int] = {}
+
+    def settle(self, leases: Sequence[Lease], outcome: str) -> list[int]:
+        """Record what became of `leases`; returns the epochs that this completes."""
+        finished = []
+        for lease in leases:
+            if lease.epoch not in self.open:
+                self.open[lease.epoch] = np.zeros(self.samples, dtype=np.uint8)
+                self.lost[lease.epoch] = {"dropped": 0, "skipped": 0}
+                self._settled[lease.epoch] = 0
+            if outcome == "applied":
+                self.open[lease.epoch][lease.start : lease.stop] += 1
+                self.applied += lease.samples
+            else:
+                self.lost[lease.epoch][outcome] += lease.samples
+            self._settled[lease.epoch] += lease.samples
+            if self._settled[lease.epoch] >= self.samples:
+                finished.append(lease.epoch)
+        # Epochs close in order, so that "epoch 3 is done" also says that 0 to 2 are.
+        closed = []
+        while finished and len(self.done) in self.open and self._full(len(self.done)):
+            closed.append(self._close(len(self.done)))
+        return closed
+
+    def _full(self, epoch: int) -> bool:
+        return self._settled[epoch] >= self.samples
+
+    def _close(self, epoch: int) -> int:
+        self.done.append(self._counts(epoch))
+        del self.open[epoch], self.lost[epoch], self._settled[epoch]
+        return epoch
+
+    def _counts(self, epoch: int) -> dict[str, int]:
+        times = self.open[epoch]
+        return {
+            "applied": int(np.count_nonzero(times == 1)),
+            "repeated": int(np.count_nonzero(times > 1)),
+            "missing": int(np.count_nonzero(times == 0)) - sum(self.lost[epoch].values()),
+            **self.lost[epoch],
+        }
+
+    def summary(self) -> list[dict[str, int]]:
+        """Counts of every epoch that has begun."""
+        return self.done + [self._counts(epoch) for epoch in sorted(self.open)]
+
+    def state(self) -> dict[str, Any]:
+        runs = {str(epoch): _runs(times) for epoch, times in self.open.items()}
+        return {
+            "done": self.done,
+            "applied": self.applied,
+            "open": runs,
+            "lost": {str(epoch): counts for epoch, counts in self.lost.items()},
+            "settled": {str(epoch): count for epoch, count in self._settled.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.done, self.applied = list(state["done"]), state["applied"]
+        self.open = {int(epoch): _from_runs(runs) for epoch, runs in state["open"].items()}
+        self.lost = {int(epoch): dict(counts) for epoch, counts in state["lost"].items()}
+        self._settled = {int(epoch): count for epoch, count in state["settled"].items()}
+
+
+def _runs(times: np.ndarray[Any, Any]) -> list[list[int]]:
+    """Run-length form [length, value] of an epoch, short because leases are ranges."""
+    edges = np.flatnonzero(np.diff(times)) + 1
+    bounds = [0, *edges.tolist(), len(times)]
+    return [[stop - start, int(times[start])] for start, stop in pairwise(bounds) if stop > start]
+
+
+def _from_runs(runs: list[list[int]]) -> np.ndarray[Any, Any]:
+    lengths = [length for length, _ in runs]
+    return np.repeat(np.array([value for _, value in runs], dtype=np.uint8), lengths)
+
+
+class Leases:
+    """Hands out the samples of all epochs, one lease at a time; those of the lost go out again."""
+
+    def __init__(self, samples: int, batch: int, epochs: int):
+        if samples < 1:
+            raise ConfigError("the dataset is empty: there is nothing to train on")
+        if batch < 1 or epochs < 1:
+            raise ConfigError(f"batch_size and epochs must be at least 1, not {batch} and {epochs}")
+        if batch > samples:
+            raise ConfigError(
+                f"a batch of {batch} is larger than the dataset of {samples} samples: "
+                f"use batch_size={samples} or less"
+            )
+        self.batch, self.epochs = batch, epochs
+        self.ledger = Ledger(samples)
+        self.held: dict[int, list[Lease]] = {}
+        self.returned: deque[Lease] = deque()
+        self.epoch, self.position = 0, 0
+
+    @property
+    def finished(self) -> bool:
+        """Every sample of every epoch has been dealt with."""
+        return len(self.ledger.done) == self.epochs
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing to hand out now; what is held by others may still come back."""
+        return not self.returned and self.epoch >= self.epochs
+
+    def issue(self, worker: int) -> Lease | None:
+        """The next samples for `worker`, or None when there are none now."""
+        if self.returned:
+            lease = self.returned.popleft()
+        elif self.epoch < self.epochs:
+            stop = min(self.position + self.batch, self.ledger.samples)
+            lease = Lease(self.epoch, self.position, stop)
+            self.position = stop
+            if stop == self.ledger.samples:
+                self.epoch, self.position = self.epoch + 1, 0
+        else:
+            return None
+        self.held.setdefault(worker, []).append(lease)
+        return lease
+
+    def settle(self, worker: int, leases: Sequence[Lease], outcome: str) -> list[int]:
+        """`worker`'s leases ended as `outcome`; returns the epochs that this completes."""
+        self.hand_in(worker, leases)
+        return self.ledger.settle(leases, outcome)
+
+    def hand_in(self, worker: int, leases: Sequence[Lease]) -> None:
+        """An admitted contribution answers for `leases` from now on, no longer `worker`."""
+        held = self.held.get(worker)
+        if held:
+            self.held[worker] = [lease for lease in held if lease not in leases]
+
+    def reclaim(self, worker: int) -> list[Lease]:
+        """Take back what a lost worker held, to be issued before anything new."""
+        leases = self.held.pop(worker, [])
+        self.returned.extend(leases)
+        return leases
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "held": {str(worker): leases for worker, leases in self.held.items() if leases},
+            "returned": list(self.returned),
+            "ledger": self.ledger.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+        self.held = {
+            int(worker): [Lease(*lease) for lease in leases]
+            for worker, leases in state["held"].items()
+        }
+        self.returned = deque(Lease(*lease) for lease in state["returned"])
+        self.ledger.load(state["ledger"])

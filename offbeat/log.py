@@ -1,0 +1,186 @@
+"""The ordered record of a run, one JSON line each: report, replay and calibration all read this."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from offbeat.errors import CheckpointError
+from offbeat.lease import Lease
+
+
+class Record(msgspec.Struct, tag_field="kind", omit_defaults=True):
+    """Something that happened at `time` (seconds since the run began, virtual in a simulation)."""
+
+    time: float
+
+
+class Joined(Record, tag="join"):
+    """A worker entered, for the first time or again."""
+
+    worker: int
+    incarnation: int
+    clock: int
+
+
+class Pulled(Record, tag="pull"):
+    """A worker took the parameters of `version`, after computing `leases` since its last push."""
+
+    worker: int
+    version: int
+    leases: list[Lease] = []
+    steps: int = 1  # local steps until its next push
+    bytes: int = 0
+
+
+class Part(msgspec.Struct, omit_defaults=True):
+    """One contribution: who sent it, from which version, of which samples, and what it cost."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    base: int
+    leases: list[Lease]
+    samples: int
+    staleness: int = 0
+    weight: float = 1.0
+    bytes: int = 0
+    compute: float = 0.0
+    wait: float = 0.0
+    communication: float = 0.0
+    loss: float = 0.0
+    skipped: bool = False
+
+
+class Admitted(Record, tag="push"):
+    """A contribution was taken in and waits for others before it is applied."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+    leases: list[Lease]
+
+
+class Updated(Record, tag="update"):
+    """The store applied `parts` and is now at `version`."""
+
+    version: int
+    parts: list[Part]
+    rate: float = 1.0  # what the staleness weights made of the learning rate
+    hash: str = ""
+
+
+class Dropped(Record, tag="drop"):
+    """A contribution came too late for its round and was not applied."""
+
+    version: int
+    part: Part
+
+
+class Refused(Record, tag="refuse"):
+    """A contribution of a worker that had been given up; it must join again."""
+
+    worker: int
+    incarnation: int
+    sequence: int
+
+
+class Lost(Record, tag="lost"):
+    """A worker was silent for longer than patience; its leases are issued again."""
+
+    worker: int
+    incarnation: int
+    leases: list[Lease]
+
+
+class Rested(Record, tag="rest"):
+    """A worker has nothing to do now."""
+
+    worker: int
+
+
+class EpochDone(Record, tag="epoch"):
+    """Every sample of `epoch` has been dealt with."""
+
+    epoch: int
+    version: int
+
+
+class Evaluated(Record, tag="test"):
+    """The store's parameters on the test set."""
+
+    version: int
+    samples: int
+    loss: float
+    accuracy: float | None = None
+
+
+Entry = (
+    Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Rested | EpochDone | Evaluated
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Entry)
+
+
+class Log:
+    """Where the records of a run go: a file if there is a folder, and whoever listens."""
+
+    def __init__(self, path: Path | None = None, keep: int | None = None):
+        """`keep` is the length of the file to go on from; what lies behind it is cut off."""
+        self.listeners: list[Listener] = []
+        self.file: IO[bytes] | None = None
+        if path is not None:
+            self.file = open(path, "ab" if keep is not None else "wb", buffering=1 << 16)  # noqa: SIM115
+            if keep is not None:
+                if os.path.getsize(path) < keep:
+                    raise CheckpointError(
+                        f"{path} is shorter than its checkpoint says: the log has been cut; "
+                        "start the run again in a new folder"
+                    )
+                self.file.truncate(keep)
+
+    def write(self, record: Entry) -> None:
+        if self.file is not None:
+            self.file.write(_encoder.encode(record) + b"\n")
+        for listener in self.listeners:
+            listener.see(record)
+
+    def flush(self) -> int:
+        """Make everything written so far readable by others; returns the length of the file."""
+        if self.file is None:
+            return 0
+        self.file.flush()
+        return self.file.tell()
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+class Listener:
+    """Sees every record as it is written; a progress display is one."""
+
+    def see(self, record: Entry) -> None:
+        raise NotImplementedError
+
+
+def read(path: Path) -> Iterator[Entry]:
+    """The records of a log file; a last line that is still being written is left out."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist: is this a run folder?") from None
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield _decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise CheckpointError(
+                    f"{path} line {number} is not a log record: {error}"
+                ) from None

@@ -1,0 +1,238 @@
+"""Run a log again in one process, in the order it says, and compare every hash on the way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from offbeat.contribution import Contribution, Snapshot
+from offbeat.errors import CheckpointError, ReplayMismatch
+from offbeat.job import Job, Numbers
+from offbeat.lease import Lease
+from offbeat.log import (
+    Admitted,
+    Dropped,
+    Entry,
+    EpochDone,
+    Joined,
+    Log,
+    Lost,
+    Part,
+    Pulled,
+    Updated,
+    read,
+)
+from offbeat.replica.objective import Loss
+from offbeat.setup import Essentials, Options, describe, first_difference, make_job, optimizer_from
+from offbeat.store.checkpoint import RunFolder, load_tensors, model_tensors
+from offbeat.store.table import check_tensors
+from offbeat.task import OptimizerFactory
+from offbeat.train import fixed_arithmetic
+from offbeat.worker import Timing, Worker
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first version at which replay and log part ways, and how."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How far a replay went, and whether it arrived at the same bits."""
+
+    versions: int
+    compared: int
+    difference: Difference | None = None
+
+    @property
+    def identical(self) -> bool:
+        return self.difference is None
+
+    def check(self) -> "Replay":
+        """Raise ReplayMismatch unless everything was identical."""
+        if self.difference is not None:
+            raise ReplayMismatch(
+                f"version {self.difference.version} is the first that differs: "
+                f"{self.difference.reason}"
+            )
+        return self
+
+
+def replay(
+    folder: str | Path,
+    model: nn.Module,
+    data: Dataset[Any],
+    loss: Loss,
+    *,
+    optimizer: OptimizerFactory | None = None,
+    every: int = 1,
+    **options: Unpack[Options],
+) -> Replay:
+    """Execute the log of the run in `folder` again and compare every `every`-th hash.
+
+    Settings come from the folder; what is code (model, data, loss, schedules, a custom optimiser)
+    has to be passed as it was to `train`. Initial parameters come from the folder too.
+    """
+    place = RunFolder(folder)
+    config = place.config()
+    with fixed_arithmetic():
+        job = _job(place, config, (model, data, loss), optimizer, dict(options))
+        return _Replayer(job, every).run(place.log_file)
+
+
+def _job(
+    place: RunFolder,
+    config: Mapping[str, Any],
+    code: tuple[nn.Module, Dataset[Any], Loss],
+    optimizer: OptimizerFactory | None,
+    options: dict[str, Any],
+) -> Job:
+    for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "shards"):
+        options.setdefault(key, config[key])
+    if optimizer is None:
+        optimizer = optimizer_from(config["optimizer"])
+    wanted = Essentials(
+        *code,
+        config["discipline"],
+        optimizer,
+        config["workers"],
+        config["batch_size"],
+        config["epochs"],
+        config["seed"],
+    )
+    job = make_job(wanted, options)
+    different = first_difference(config, describe(job, optimizer))
+    if different is not None:
+        raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
+    assert isinstance(job.content, Numbers)
+    initial = load_tensors(place.initial_file)
+    check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
+    job.content.model.load_state_dict(initial)
+    return job
+
+
+class _Differs(Exception):
+    """The replay cannot follow the log any further."""
+
+
+class _Replayer:
+    """A store and workers that do what the log says, when it says so."""
+
+    def __init__(self, job: Job, every: int):
+        self.job, self.every = job, every
+        self.store = job.make_store(Log())
+        assert self.store.parameters is not None
+        self.parameters = self.store.parameters
+        self.workers: dict[int, Worker] = {}
+        self.waiting: dict[tuple[int, int, int], Contribution] = {}
+        self.version = self.epoch = self.compared = 0
+
+    def run(self, path: Path) -> Replay:
+        try:
+            for record in read(path):
+                self._follow(record)
+        except _Differs as difference:
+            found = Difference(self.version + 1, str(difference))
+            return Replay(self.version, self.compared, found)
+        return Replay(self.version, self.compared)
+
+    def _follow(self, record: Entry) -> None:
+        if isinstance(record, Updated):
+            self._update(record)
+        elif isinstance(record, Pulled):
+            self._pull(record)
+        elif isinstance(record, Admitted):
+            key = (record.worker, record.incarnation, record.sequence)
+            self.waiting[key] = self._contribute(*key, record.leases)
+            self.waiting[key].keep()
+        elif isinstance(record, Dropped):
+            part = record.part
+            self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
+        elif isinstance(record, Joined):
+            incarnation = record.incarnation
+            self.workers[record.worker] = self.job.make_worker(
+                self.store, record.worker, incarnation
+            )
+        elif isinstance(record, Lost):
+            self.parameters.forget(record.worker)
+        elif isinstance(record, EpochDone):
+            self.epoch = record.epoch + 1
+            self.parameters.advance(self.version, self.epoch)
+
+    def _worker(self, number: int) -> Worker:
+        if number not in self.workers:
+            raise _Differs(f"worker {number} acts before it has joined")
+        return self.workers[number]
+
+    def _pull(self, record: Pulled) -> None:
+        if record.version != self.version:
+            raise _Differs(
+                f"worker {record.worker} pulls version {record.version} while the store is at "
+                f"{self.version}"
+            )
+        worker = self._worker(record.worker)
+        self._compute(worker, record.leases)
+        self.parameters.weigher.remember(record.worker)
+        worker.accept(
+            Snapshot(
+                self.version,
+                record.steps,
+                self.epoch,
+                self.parameters.flats,
+                self.parameters.updater_state,
+            )
+        )
+
+    def _compute(self, worker: Worker, leases: list[Lease]) -> None:
+        for lease in leases:
+            if not 0 <= lease.start < lease.stop <= self.job.samples:
+                raise _Differs(f"samples {lease.start} to {lease.stop} are not in the data")
+            worker.take(lease)
+        worker.catch_up()
+
+    def _contribute(
+        self, number: int, incarnation: int, sequence: int, leases: list[Lease]
+    ) -> Contribution:
+        worker = self._worker(number)
+        if worker.incarnation != incarnation:
+            raise _Differs(
+                f"worker {number} contributes as incarnation {incarnation}, "
+                f"but it joined as {worker.incarnation}"
+            )
+        done = len(worker.done)  # computed before an earlier pull of the same block
+        if not leases[:done] == worker.done or len(leases) == 0:
+            raise _Differs(f"worker {number} contributes other samples than it computed")
+        self._compute(worker, leases[done:])
+        return worker.contribution(sequence, Timing(), self.job.seed)
+
+    def _update(self, record: Updated) -> None:
+        if record.version != self.version + 1:
+            raise _Differs(f"the log goes from version {self.version} to {record.version}")
+        group = [self._gathered(part) for part in record.parts]
+        self.parameters.update(group)
+        self.version += 1
+        self.parameters.advance(self.version, self.epoch)
+        if record.hash and self.version % self.every == 0:
+            self.compared += 1
+            here = self.parameters.digest()
+            if here != record.hash:
+                self.version -= 1
+                raise _Differs(f"the parameters hash to {here}, the log says {record.hash}")
+
+    def _gathered(self, part: Part) -> Contribution:
+        key = (part.worker, part.incarnation, part.sequence)
+        contribution = self.waiting.pop(key, None) or self._contribute(*key, part.leases)
+        mine = contribution.part
+        if mine.base != part.base:
+            raise _Differs(
+                f"worker {part.worker} computed on version {mine.base}, the log says {part.base}"
+            )
+        mine.staleness = self.version - mine.base
+        mine.weight = self.job.discipline.weigh.factor(mine.staleness)
+        return contribution

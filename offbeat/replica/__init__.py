@@ -1,0 +1,1 @@
+"""A worker's copy of the model: batch in, gradient out."""

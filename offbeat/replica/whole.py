@@ -1,0 +1,98 @@
+"""A replica in one process: its parameters are views of flat buffers, so a pull is one copy."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.data import Reader
+from offbeat.lease import Lease
+from offbeat.replica.objective import Loss, cost
+from offbeat.store.table import Entry, Flat, Table
+
+
+class Replica:
+    """A copy of the model that turns leases into gradients."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tables: Sequence[Table],
+        reader: Reader,
+        loss: Loss,
+        accumulate: int = 1,
+    ):
+        self.model = copy.deepcopy(model)
+        self.model.train()
+        self.reader, self.loss, self.accumulate = reader, loss, accumulate
+        self.flats = [Flat(table) for table in tables]
+        own = dict(self.model.named_parameters())
+        self.parameters: dict[str, nn.Parameter] = {}
+        for flat in self.flats:
+            for name, view in flat.views.items():
+                view.copy_(own[name].detach())
+                own[name].data = view
+                self.parameters[name] = own[name]
+
+    def compute(self, lease: Lease) -> float:
+        """Leave the mean gradient of `lease` on the parameters; returns the mean loss."""
+        self.reader.reseed(lease)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self.accumulate == 1:
+            loss = cost(self.model, self.reader.read(lease), self.loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.item()
+        total = 0.0
+        size = -(-lease.samples // self.accumulate)
+        for start in range(0, lease.samples, size):
+            stop = min(start + size, lease.samples)
+            share = (stop - start) / lease.samples
+            loss = cost(self.model, self.reader.read(lease, slice(start, stop)), self.loss) * share
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        return total
+
+    def collect(self, into: Sequence[Flat]) -> frozenset[str]:
+        """Copy the gradients into flat buffers; returns the parameters that got none."""
+        absent = []
+        for flat in into:
+            views, gradients = [], []
+            for name, view in flat.views.items():
+                gradient = self.parameters[name].grad
+                if gradient is None:
+                    view.zero_()
+                    absent.append(name)
+                else:
+                    views.append(view)
+                    gradients.append(gradient)
+            torch._foreach_copy_(views, gradients)
+        return frozenset(absent)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients the parameters carry now."""
+        return [p.grad for p in self.parameters.values() if p.grad is not None]
+
+    def load(self, parameters: Sequence[Flat]) -> None:
+        """Take over what was pulled: one copy per shard."""
+        for mine, theirs in zip(self.flats, parameters, strict=True):
+            mine.copy_(theirs)
+
+    def statistics(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
+        """Copies of the buffers that the store averages for evaluation."""
+        buffers = dict(self.model.named_buffers())
+        return {e.name: buffers[e.name].detach().clone() for e in entries if e.policy == "averaged"}
+
+    # ------------------------------------------------------------ state as named tensors
+
+    def state(self) -> dict[str, Tensor]:
+        found = {f"parameters/{i}": flat.buffer for i, flat in enumerate(self.flats)}
+        return found | {f"buffers/{name}": b for name, b in self.model.named_buffers()}
+
+    @torch.no_grad()
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        for i, flat in enumerate(self.flats):
+            flat.buffer.copy_(tensors[f"parameters/{i}"])
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(tensors[f"buffers/{name}"])

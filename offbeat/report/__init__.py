@@ -1,0 +1,1 @@
+"""What a run cost, read from its log alone."""

@@ -1,0 +1,200 @@
+"""The figures of a run, added up record by record: speed, staleness, waiting, bytes, samples."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from offbeat.log import (
+    Dropped,
+    Entry,
+    Evaluated,
+    Joined,
+    Listener,
+    Lost,
+    Part,
+    Pulled,
+    Refused,
+    Updated,
+)
+
+
+class WorkerFigures(msgspec.Struct):
+    """Where one worker's time and bytes went; seconds are the engine's, virtual in a simulation."""
+
+    steps: int = 0
+    contributions: int = 0
+    samples: int = 0
+    compute: float = 0.0
+    wait: float = 0.0
+    communication: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    staleness: float = 0.0  # mean
+    joins: int = 0
+
+
+class Summary(msgspec.Struct):
+    """What a run came to. Two runs with the same seed give equal summaries."""
+
+    discipline: str
+    engine: str
+    workers: int
+    seconds: float
+    updates: int
+    samples: int
+    samples_per_second: float
+    loss: float | None  # of the last test
+    accuracy: float | None
+    train_loss: float | None  # of the last update
+    staleness_mean: float
+    staleness_max: int
+    staleness_counts: dict[int, int]
+    wait_share: float  # of all workers' time
+    dropped: int
+    refused: int
+    lost: int
+    skipped: int
+    bytes_sent: int
+    bytes_received: int
+    memory: dict[str, int]
+    per_worker: list[WorkerFigures]
+    ledger: list[dict[str, int]]
+    parameter_hash: str
+
+    def to_dict(self) -> dict[str, Any]:
+        built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return built
+
+
+class Test(msgspec.Struct, frozen=True):
+    """One evaluation on the test set."""
+
+    time: float
+    version: int
+    samples: int
+    loss: float
+    accuracy: float | None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One update as the history keeps it."""
+
+    time: float
+    version: int
+    samples: int
+    loss: float
+
+
+class History(msgspec.Struct):
+    """Loss and accuracy over time, versions and samples."""
+
+    tests: list[Test] = []
+    steps: list[Step] = []
+
+    def time_to(self, accuracy: float) -> float | None:
+        """Seconds until a test first reached `accuracy`, or None."""
+        for test in self.tests:
+            if test.accuracy is not None and test.accuracy >= accuracy:
+                return test.time
+        return None
+
+
+class Tally(Listener):
+    """Adds a run up as its records pass; give it `history=False` for very long runs."""
+
+    def __init__(self, workers: int, history: bool = True):
+        self.figures = [WorkerFigures() for _ in range(workers)]
+        self.history = History()
+        self.keep = history
+        self.staleness: Counter[int] = Counter()
+        self.updates = self.samples = self.dropped = self.refused = self.lost = self.skipped = 0
+        self.seconds = 0.0
+        self.hash = ""
+
+    def see(self, record: Entry) -> None:
+        self.seconds = record.time
+        if isinstance(record, Updated):
+            self._updated(record)
+        elif isinstance(record, Pulled):
+            self.figures[record.worker].bytes_received += record.bytes
+        elif isinstance(record, Evaluated):
+            test = Test(record.time, record.version, record.samples, record.loss, record.accuracy)
+            self.history.tests.append(test)
+        elif isinstance(record, Joined):
+            self.figures[record.worker].joins += 1
+        elif isinstance(record, Dropped):
+            self.dropped += 1
+            self._spent(record.part)
+        elif isinstance(record, Refused):
+            self.refused += 1
+        elif isinstance(record, Lost):
+            self.lost += 1
+
+    def _updated(self, record: Updated) -> None:
+        self.updates += 1
+        self.hash = record.hash or self.hash
+        loss = samples = 0.0
+        for part in record.parts:
+            self._spent(part)
+            self.staleness[part.staleness] += 1
+            if part.skipped:
+                self.skipped += 1
+            else:
+                samples += part.samples
+                loss += part.loss * part.samples
+        self.samples += int(samples)
+        if self.keep and samples:
+            step = Step(record.time, record.version, self.samples, loss / samples)
+            self.history.steps.append(step)
+
+    def _spent(self, part: Part) -> None:
+        mine = self.figures[part.worker]
+        mine.steps += len(part.leases)
+        mine.samples += part.samples
+        mine.compute += part.compute
+        mine.wait += part.wait
+        mine.communication += part.communication
+        mine.bytes_sent += part.bytes
+        mine.staleness += (part.staleness - mine.staleness) / (mine.contributions + 1)
+        mine.contributions += 1
+
+    def summary(
+        self,
+        discipline: str,
+        engine: str,
+        ledger: list[dict[str, int]],
+        memory: dict[str, int],
+        parameter_hash: str,
+    ) -> Summary:
+        total = sum(self.staleness.values())
+        busy = sum(w.compute + w.wait + w.communication for w in self.figures)
+        last = self.history.tests[-1] if self.history.tests else None
+        return Summary(
+            discipline=discipline,
+            engine=engine,
+            workers=len(self.figures),
+            seconds=self.seconds,
+            updates=self.updates,
+            samples=self.samples,
+            samples_per_second=self.samples / self.seconds if self.seconds else 0.0,
+            loss=last.loss if last else None,
+            accuracy=last.accuracy if last else None,
+            train_loss=self.history.steps[-1].loss if self.history.steps else None,
+            staleness_mean=(
+                sum(s * n for s, n in self.staleness.items()) / total if total else 0.0
+            ),
+            staleness_max=max(self.staleness, default=0),
+            staleness_counts=dict(sorted(self.staleness.items())),
+            wait_share=sum(w.wait for w in self.figures) / busy if busy else 0.0,
+            dropped=self.dropped,
+            refused=self.refused,
+            lost=self.lost,
+            skipped=self.skipped,
+            bytes_sent=sum(w.bytes_sent for w in self.figures),
+            bytes_received=sum(w.bytes_received for w in self.figures),
+            memory=memory,
+            per_worker=self.figures,
+            ledger=ledger,
+            parameter_hash=parameter_hash,
+        )

@@ -1,0 +1,314 @@
+"""What a worker sends: a gradient, a sum of them, a change, or its distance to the centre."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offbeat.choices import Accumulated, Change, Elastic, Gradient
+from offbeat.codec import Codec, ErrorFeedback, Packed
+from offbeat.contribution import Snapshot
+from offbeat.discipline import Discipline
+from offbeat.errors import ConfigError
+from offbeat.lease import Lease
+from offbeat.replica.whole import Replica
+from offbeat.store.table import Flat
+from offbeat.store.updater import Recipe, Updater
+
+
+class Sender:
+    """Turns leases into what goes out; `payload` is always a gradient to descend."""
+
+    def __init__(self, replica: Replica, codec: Codec | None):
+        self.replica = replica
+        self.out = [Flat(flat.table) for flat in replica.flats]
+        self.absent: frozenset[str] = frozenset()
+        self.feedback = ErrorFeedback(codec) if codec is not None else None
+
+    def step(self, lease: Lease) -> float:
+        """Compute one lease; returns its loss."""
+        raise NotImplementedError
+
+    def payload(self) -> list[Flat]:
+        """What to send of the steps since the last push, before the codec."""
+        raise NotImplementedError
+
+    def accept(self, snapshot: Snapshot) -> None:
+        """Take over the pulled parameters."""
+        assert snapshot.parameters is not None
+        self.replica.load(snapshot.parameters)
+
+    def updater_state(self) -> dict[str, Tensor]:
+        """The local optimiser's state, where the discipline averages it."""
+        return {}
+
+    def pack(self, payload: list[Flat], seed: int) -> dict[str, Packed] | None:
+        """Make the payload small; what is lost stays here and goes out with the next one."""
+        if self.feedback is None:
+            return None
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            name: self.feedback.pack(name, view, generator)
+            for flat in payload
+            for name, view in flat.views.items()
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        found = {}
+        if self.feedback is not None:
+            found = {f"residual/{k}": t for k, t in self.feedback.state_dict().items()}
+        return found
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        if self.feedback is not None:
+            self.feedback.load_state_dict(_under("residual/", tensors))
+
+    def meta(self) -> dict[str, Any]:
+        return {}
+
+    def load_meta(self, meta: dict[str, Any]) -> None:
+        return
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held beside the replica's parameters."""
+        return sum(flat.table.nbytes for flat in self.out) + sum(
+            t.numel() * t.element_size() for t in self.state().values()
+        )
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+class GradientSender(Sender):
+    """The gradient of the last step."""
+
+    def step(self, lease: Lease) -> float:
+        loss = self.replica.compute(lease)
+        self.absent = self.replica.collect(self.out)
+        return loss
+
+    def payload(self) -> list[Flat]:
+        return self.out
+
+
+class AccumulatedSender(Sender):
+    """The sum of the gradients since the last push."""
+
+    def __init__(self, replica: Replica, codec: Codec | None):
+        super().__init__(replica, codec)
+        self.sum = [Flat(flat.table) for flat in replica.flats]
+        self.count = 0
+
+    def step(self, lease: Lease) -> float:
+        loss = self.replica.compute(lease)
+        absent = self.replica.collect(self.out)
+        self.absent = absent if self.count == 0 else self.absent & absent
+        for total, flat in zip(self.sum, self.out, strict=True):
+            total.add_(flat)
+        self.count += 1
+        return loss
+
+    def payload(self) -> list[Flat]:
+        for total, flat in zip(self.sum, self.out, strict=True):
+            flat.copy_(total)
+            total.zero_()
+        self.count = 0
+        return self.out
+
+    def state(self) -> dict[str, Tensor]:
+        sums = {f"sum/{i}": flat.buffer for i, flat in enumerate(self.sum)}
+        return super().state() | sums
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        super().load_state(tensors)
+        for i, flat in enumerate(self.sum):
+            flat.buffer.copy_(tensors[f"sum/{i}"])
+
+    def meta(self) -> dict[str, Any]:
+        return {"count": self.count, "absent": sorted(self.absent)}
+
+    def load_meta(self, meta: dict[str, Any]) -> None:
+        self.count, self.absent = meta["count"], frozenset(meta["absent"])
+
+
+class _LocalSender(Sender):
+    """A worker with an optimiser of its own."""
+
+    def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe):
+        super().__init__(replica, codec)
+        self.clip = recipe.clip
+        self.updater = Updater(recipe, replica.parameters)
+
+    def local_step(self) -> None:
+        if self.clip is not None:
+            self.clip(self.replica.gradients())
+        self.updater.step_in_place()
+
+    def accept(self, snapshot: Snapshot) -> None:
+        super().accept(snapshot)
+        self.updater.advance(snapshot.version, snapshot.epoch)
+
+    def state(self) -> dict[str, Tensor]:
+        local = {f"local/{k}": t for k, t in self.updater.tensors_of_state().items()}
+        return super().state() | local
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        super().load_state(tensors)
+        self.updater.load_state(_under("local/", tensors))
+
+    def meta(self) -> dict[str, Any]:
+        return {"updater": self.updater.meta()}
+
+    def load_meta(self, meta: dict[str, Any]) -> None:
+        self.updater.load_meta(meta["updater"])
+
+
+class ChangeSender(_LocalSender):
+    """The change since the last pull, negated so that descending it adds the change."""
+
+    def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe, send: Change):
+        super().__init__(replica, codec, recipe)
+        self.after_sync = send.state
+        self.anchor = [flat.clone() for flat in replica.flats]
+
+    def step(self, lease: Lease) -> float:
+        loss = self.replica.compute(lease)
+        self.local_step()
+        return loss
+
+    def payload(self) -> list[Flat]:
+        for out, anchor, mine in zip(self.out, self.anchor, self.replica.flats, strict=True):
+            out.subtract(anchor, mine)
+        return self.out
+
+    def accept(self, snapshot: Snapshot) -> None:
+        super().accept(snapshot)
+        for anchor, mine in zip(self.anchor, self.replica.flats, strict=True):
+            anchor.copy_(mine)
+        if self.after_sync == "reset":
+            self.updater.reset()
+        elif self.after_sync == "average" and snapshot.updater:
+            self.updater.load_state(snapshot.updater)
+
+    def updater_state(self) -> dict[str, Tensor]:
+        if self.after_sync != "average":
+            return {}
+        return {k: t.clone() for k, t in self.updater.tensors_of_state().items()}
+
+    def state(self) -> dict[str, Tensor]:
+        anchors = {f"anchor/{i}": flat.buffer for i, flat in enumerate(self.anchor)}
+        return super().state() | anchors
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        super().load_state(tensors)
+        for i, flat in enumerate(self.anchor):
+            flat.buffer.copy_(tensors[f"anchor/{i}"])
+
+
+class ElasticSender(_LocalSender):
+    """alpha times the distance to the centre; the worker moves by it as the centre does.
+
+    The distance is measured before the last gradient is applied, as EASGD has it, so a gradient
+    is applied only when the next step or an exchange comes.
+    """
+
+    def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe, alpha: float):
+        super().__init__(replica, codec, recipe)
+        self.alpha = alpha
+        self.centre: list[Flat] | None = None
+        self.unapplied = False
+
+    def step(self, lease: Lease) -> float:
+        if self.unapplied:
+            self.local_step()
+        loss = self.replica.compute(lease)
+        self.unapplied = True
+        return loss
+
+    def payload(self) -> list[Flat]:
+        assert self.centre is not None
+        for out, centre, mine in zip(self.out, self.centre, self.replica.flats, strict=True):
+            out.subtract(centre, mine)
+            out.scale_(self.alpha)
+        if self.feedback is None:
+            self._move(self.out)
+        return self.out
+
+    def pack(self, payload: list[Flat], seed: int) -> dict[str, Packed] | None:
+        packed = super().pack(payload, seed)
+        if packed is not None and self.feedback is not None:
+            # The worker moves by what really went out, so nothing is left over and the sum of
+            # worker and centre is conserved whatever the codec.
+            self.feedback.reset()
+            for flat in payload:
+                for name, view in flat.views.items():
+                    view.copy_(packed[name].codec.decode(packed[name]))
+            self._move(payload)
+        return packed
+
+    @torch.no_grad()
+    def _move(self, pull: list[Flat]) -> None:
+        for mine, flat in zip(self.replica.flats, pull, strict=True):
+            mine.add_(flat)
+        if self.unapplied:
+            self.local_step()
+            self.unapplied = False
+
+    def accept(self, snapshot: Snapshot) -> None:
+        assert snapshot.parameters is not None
+        if self.centre is None:
+            super().accept(snapshot)
+            self.centre = [flat.clone() for flat in snapshot.parameters]
+        else:
+            for centre, flat in zip(self.centre, snapshot.parameters, strict=True):
+                centre.copy_(flat)
+            self.updater.advance(snapshot.version, snapshot.epoch)
+
+    def state(self) -> dict[str, Tensor]:
+        found = super().state()
+        if self.centre is not None:
+            found |= {f"centre/{i}": flat.buffer for i, flat in enumerate(self.centre)}
+        if self.unapplied:
+            for name, parameter in self.replica.parameters.items():
+                if parameter.grad is not None:
+                    found[f"gradient/{name}"] = parameter.grad
+        return found
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        super().load_state(tensors)
+        centres = _under("centre/", tensors)
+        if centres:
+            self.centre = [
+                Flat(flat.table, centres[str(i)].clone())
+                for i, flat in enumerate(self.replica.flats)
+            ]
+        gradients = _under("gradient/", tensors)
+        self.unapplied = bool(gradients)
+        for name, gradient in gradients.items():
+            self.replica.parameters[name].grad = gradient.clone()
+
+
+def make_sender(
+    discipline: Discipline, replica: Replica, codec: Codec | None, local: Recipe | None
+) -> Sender:
+    """The sender that `discipline` asks for; `local` makes the worker's own optimiser."""
+    send = discipline.send
+    if isinstance(send, Gradient):
+        return GradientSender(replica, codec)
+    if isinstance(send, Accumulated):
+        return AccumulatedSender(replica, codec)
+    if local is None:
+        raise ConfigError(
+            f"{discipline} makes local steps: pass optimizer=partial(torch.optim.SGD, lr=0.1)"
+        )
+    if isinstance(send, Change):
+        return ChangeSender(replica, codec, local, send)
+    if isinstance(send, Elastic):
+        assert send.alpha is not None
+        return ElasticSender(replica, codec, local, send.alpha)
+    raise ConfigError(
+        "hogwild writes shared memory in place, which a simulation cannot show: "
+        "use the local engine, or asp for the nearest discipline with a log"
+    )

@@ -1,0 +1,99 @@
+"""What happens around an engine's steps: tests, checkpoints, and a clean stop on Ctrl-C."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from offbeat.job import Job
+from offbeat.log import Evaluated
+from offbeat.replica.evaluate import Evaluator
+from offbeat.store.checkpoint import RunFolder
+from offbeat.store.core import Store
+
+# What an engine writes down of itself: tensors and JSON.
+Snapshotter = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]
+
+
+class Session:
+    """Watches a store between two steps of its engine."""
+
+    def __init__(
+        self,
+        job: Job,
+        store: Store,
+        folder: RunFolder | None,
+        evaluator: Evaluator | None,
+        evaluate_every: int,
+        checkpoint_every: int | None,
+    ):
+        self.job, self.store, self.folder = job, store, folder
+        self.evaluator, self.evaluate_every = evaluator, evaluate_every
+        self.checkpoint_every = checkpoint_every
+        self.tested = 0  # tests done
+        self.saved_version, self.saved_epoch = 0, 0
+        self.stopping = False
+
+    def between(self, now: float, snapshot: Snapshotter) -> None:
+        """Test and save if it is time to."""
+        applied = self.store.leases.ledger.applied
+        if self.evaluator is not None and applied >= (self.tested + 1) * self.evaluate_every:
+            self.test(now)
+        if self.folder is not None and self._due():
+            self.save(snapshot)
+
+    def _due(self) -> bool:
+        if self.checkpoint_every is None:
+            return self.store.epoch > self.saved_epoch
+        return self.store.version >= self.saved_version + self.checkpoint_every
+
+    def test(self, now: float) -> None:
+        """Evaluate what the store holds, never what a worker holds."""
+        assert self.evaluator is not None
+        model = self.job.export(self.store)
+        assert model is not None
+        loss, accuracy = self.evaluator(model)
+        applied = self.store.leases.ledger.applied
+        self.tested = applied // self.evaluate_every
+        self.store.log.write(Evaluated(now, self.store.version, applied, loss, accuracy))
+
+    def last_test(self, now: float) -> None:
+        """A run ends with a test, unless the last update has just been tested."""
+        applied = self.store.leases.ledger.applied
+        if self.evaluator is not None and applied % self.evaluate_every:
+            self.test(now)
+
+    def save(self, snapshot: Snapshotter) -> None:
+        """Write a checkpoint; parameters that are not finite are never saved over good ones."""
+        assert self.folder is not None
+        self.saved_version, self.saved_epoch = self.store.version, self.store.epoch
+        if self.store.parameters is not None and not self.store.parameters.finite():
+            return
+        tensors, meta = snapshot()
+        session = {"tested": self.tested, "log": self.store.log.flush()}
+        self.folder.save(self.store.version, tensors, {**meta, "session": session})
+
+    def restore(self, meta: Mapping[str, Any]) -> None:
+        self.tested = meta["session"]["tested"]
+        self.saved_version, self.saved_epoch = self.store.version, self.store.epoch
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The first Ctrl-C asks for a stop at the next whole step, the second stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def ask(number: int, frame: Any) -> None:
+            self.stopping = True
+            signal.signal(signal.SIGINT, before)
+
+        signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,242 @@
+"""From what a user passes to a checked job, and to its description in a run folder."""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from offbeat import codec as codecs
+from offbeat import optim
+from offbeat.choices import Rule
+from offbeat.codec import Codec
+from offbeat.data import Collate, Reader
+from offbeat.discipline import Discipline, as_discipline
+from offbeat.errors import CheckpointError, ConfigError
+from offbeat.job import Job, Numbers
+from offbeat.replica import objective
+from offbeat.replica.objective import Loss
+from offbeat.spelling import nearest
+from offbeat.store.table import ByCount, BySize, ByWeight, Placement, fingerprint
+from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
+from offbeat.task import OptimizerFactory
+
+
+class Options(TypedDict, total=False):
+    """What `train` and `replay` take beyond the essentials."""
+
+    codec: Codec | str | None  # how small contributions are made: "topk:0.01", "int8", ...
+    schedule: Schedule | None  # learning rate over epochs or versions
+    clip: Clip | None  # gradient clipping
+    groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None  # parameter groups
+    policies: Mapping[str, str]  # buffer name patterns to shared, averaged or local
+    shards: int | Placement  # of the store
+    accumulate: int  # parts in which a batch is computed
+    collate: Collate | None
+    shuffle: bool
+    nonfinite: Literal["stop", "skip"]
+    hash_every: int  # versions between two hashes in the log
+
+
+@dataclass(frozen=True)
+class Essentials:
+    """What is trained and how, before it is checked."""
+
+    model: nn.Module
+    data: Dataset[Any]
+    loss: Loss
+    discipline: Discipline | str
+    optimizer: OptimizerFactory | None
+    workers: int
+    batch_size: int
+    epochs: int
+    seed: int = 0
+
+
+def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
+    """Check everything that can be checked before a run, and put it together."""
+    for key in options:
+        if key not in Options.__annotations__:
+            known = list(Options.__annotations__)
+            raise ConfigError(
+                f"unknown option {key!r}{nearest(key, known)}; there are {', '.join(known)}"
+            )
+    if not isinstance(wanted.model, nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, not {type(wanted.model).__name__}")
+    _whole("workers", wanted.workers)
+    _whole("batch_size", wanted.batch_size)
+    _whole("epochs", wanted.epochs)
+    _whole("seed", wanted.seed, least=0)
+    discipline = as_discipline(wanted.discipline).for_workers(wanted.workers)
+    # A private copy on the CPU: the user's model is not touched, and workers copy this one.
+    model = copy.deepcopy(wanted.model).cpu()
+    accumulate = _whole("accumulate", options.get("accumulate", 1))
+    collate, shuffle = options.get("collate"), options.get("shuffle", True)
+    reader = Reader(wanted.data, wanted.seed, shuffle, collate)
+    job = Job(
+        Numbers(
+            model,
+            reader,
+            wanted.loss,
+            *_rules(discipline, wanted.optimizer, model, options),
+            _placement(options.get("shards", 1)),
+            options.get("policies", {}),
+            accumulate,
+        ),
+        discipline,
+        wanted.workers,
+        wanted.batch_size * accumulate,
+        wanted.epochs,
+        wanted.seed,
+        _codec(options.get("codec")),
+        options.get("nonfinite", "stop"),
+        options.get("hash_every", 1),
+    )
+    job.check()
+    objective.check(model, reader, wanted.loss, min(wanted.batch_size, len(reader)))
+    return job
+
+
+def _whole(name: str, value: Any, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def _rules(
+    discipline: Discipline,
+    optimizer: OptimizerFactory | None,
+    model: nn.Module,
+    options: Mapping[str, Any],
+) -> tuple[Recipe, Recipe | None]:
+    """The store's rule, and the worker's own where it makes local steps.
+
+    Schedule, clipping and groups belong to the user's optimiser, wherever that works.
+    """
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            "optimizer is made by offbeat over its own tensors: pass a factory such as "
+            f"partial(torch.optim.{type(optimizer).__name__}, lr=...), not an optimiser"
+        )
+    brings = not discipline.steps_locally and isinstance(discipline.apply, Rule)
+    if brings and optimizer is not None:
+        raise ConfigError(
+            f"{discipline} brings its own rule, so optimizer= would be ignored: leave it out, "
+            "or use asp to apply your optimiser to every gradient"
+        )
+    groups = groups_of(model, options.get("groups"))
+    mine = {"schedule": options.get("schedule"), "clip": options.get("clip")}
+    if not discipline.steps_locally:
+        return Recipe(rule_factory(discipline, optimizer), groups, **mine), None
+    if optimizer is None:
+        raise ConfigError(
+            f"{discipline} makes local steps: pass optimizer=partial(torch.optim.SGD, lr=0.1)"
+        )
+    plain: tuple[Group, ...] = ((tuple(name for names, _ in groups for name in names), {}),)
+    store = Recipe(rule_factory(discipline, None), plain)
+    return store, Recipe(optimizer, groups, **mine)
+
+
+def _placement(value: Any) -> Placement:
+    if isinstance(value, BySize | ByCount | ByWeight):
+        return value
+    return BySize(_whole("shards", value))
+
+
+def _codec(value: Codec | str | None) -> Codec | None:
+    codec = codecs.parse(value) if isinstance(value, str) else value
+    return None if isinstance(codec, codecs.Plain) else codec
+
+
+# ---------------------------------------------------------------- the description in a run folder
+
+
+def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
+    """A job as JSON: enough to make it again, given model, data and loss."""
+    assert isinstance(job.content, Numbers)
+    numbers = job.content
+    return {
+        "discipline": str(job.discipline),
+        "workers": job.workers,
+        "batch_size": job.batch_size // numbers.accumulate,
+        "accumulate": numbers.accumulate,
+        "epochs": job.epochs,
+        "seed": job.seed,
+        "codec": None if job.codec is None else str(job.codec),
+        "nonfinite": job.nonfinite,
+        "hash_every": job.hash_every,
+        "shuffle": numbers.reader.shuffle,
+        "shards": len(numbers.placement.weights)
+        if isinstance(numbers.placement, ByWeight)
+        else numbers.placement.shards,
+        "optimizer": describe_optimizer(optimizer),
+        "model": fingerprint(numbers.model),
+        "samples": len(numbers.reader),
+    }
+
+
+def describe_optimizer(factory: OptimizerFactory | None) -> dict[str, Any] | None:
+    """A factory by name and settings where it has them, else only what it looks like."""
+    if factory is None:
+        return None
+    inner = factory.func if isinstance(factory, functools.partial) else factory
+    settings = dict(factory.keywords) if isinstance(factory, functools.partial) else {}
+    plain = all(isinstance(v, int | float | str | bool | tuple | None) for v in settings.values())
+    name = getattr(inner, "__name__", "")
+    home = inspect.getmodule(inner)
+    known = home is not None and home.__name__.startswith(("torch.optim", "offbeat.optim"))
+    if known and plain and hasattr(torch.optim if _torch(home) else optim, name):
+        prefix = "torch.optim" if _torch(home) else "offbeat.optim"
+        return {"name": f"{prefix}.{name}", "settings": settings}
+    return {"name": name or "custom", "settings": None}
+
+
+def _torch(module: Any) -> bool:
+    return bool(module.__name__.startswith("torch."))
+
+
+def optimizer_from(described: Mapping[str, Any] | None) -> OptimizerFactory | None:
+    """Make a described optimiser again; only PyTorch's own and offbeat's are made by name."""
+    if described is None:
+        return None
+    prefix, _, name = str(described["name"]).rpartition(".")
+    homes = {"torch.optim": torch.optim, "offbeat.optim": optim}
+    kind = getattr(homes.get(prefix), name, None)
+    right = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    if not right or described["settings"] is None or kind is None:
+        raise CheckpointError(
+            f"the run used an optimiser of its own ({described['name']}): pass it as optimizer="
+        )
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in described["settings"].items()}
+    return functools.partial(kind, **settings)
+
+
+def first_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Where two descriptions differ first, in words; the model's tensors one by one."""
+    for key, value in here.items():
+        other = saved.get(key)
+        if key == "model" and value != other:
+            ours, theirs = list(value), list(other or [])
+            for index in range(max(len(ours), len(theirs))):
+                mine = ours[index] if index < len(ours) else "nothing"
+                that = theirs[index] if index < len(theirs) else "nothing"
+                if mine != that:
+                    return f"the model has {mine} where the run has {that}"
+        if key == "optimizer":
+            value, other = _settings_text(value), _settings_text(other)
+        if value != other:
+            return f"{key} is {value} here and {other} in the run"
+    return None
+
+
+def _settings_text(described: Mapping[str, Any] | None) -> str:
+    if described is None:
+        return "none"
+    settings = described["settings"] or {}
+    inside = ", ".join(f"{k}={list(v) if isinstance(v, tuple) else v}" for k, v in settings.items())
+    return f"{described['name']}({inside})"

@@ -1,0 +1,1 @@
+"""The one authority over a run: parameters, rule, version and admission."""

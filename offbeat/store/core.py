@@ -1,0 +1,248 @@
+"""The store: it admits a contribution, gathers, weighs, applies, and moves the board."""
+
+from typing import Any
+
+from offbeat import board
+from offbeat.board import Row, State
+from offbeat.choices import Accumulated, All, Change, Elastic
+from offbeat.contribution import Contribution, Snapshot, Verdict
+from offbeat.discipline import Discipline
+from offbeat.errors import ConfigError
+from offbeat.lease import Lease, Leases
+from offbeat.log import (
+    Admitted,
+    Dropped,
+    EpochDone,
+    Joined,
+    Log,
+    Lost,
+    Pulled,
+    Refused,
+    Rested,
+    Updated,
+)
+from offbeat.store.parameters import Parameters
+
+
+class Store:
+    """The one authority; every call says what time it is, so the store needs no clock of its own.
+
+    `parameters` is None in a cost-only run, where contributions carry no numbers.
+    """
+
+    def __init__(
+        self,
+        discipline: Discipline,
+        workers: int,
+        leases: Leases,
+        log: Log,
+        parameters: Parameters | None = None,
+        hash_every: int = 1,
+    ):
+        self.discipline = discipline.for_workers(workers)
+        self.cells = board.new_board(workers)
+        self.leases, self.log, self.parameters = leases, log, parameters
+        self.hash_every = hash_every
+        self.version = 0
+        self.epoch = 0  # epochs done
+        self.gathered: list[Contribution] = []
+        self._barrier = isinstance(self.discipline.gather, All)
+        self._free = not self._barrier and self.discipline.wait is None
+        self._low = board.UNBOUND
+        self._moved = False  # whether a waiting worker may have been released
+
+    # ------------------------------------------------------------ workers come and go
+
+    def join(self, worker: int, now: float) -> int:
+        """Enter or enter again; an earlier incarnation is given up. Returns the incarnation."""
+        if self.cells[Row.STATE, worker] in (State.ACTIVE, State.RESTING):
+            self.lose(worker, now)
+        incarnation = board.enter(self.cells, worker)
+        clock = int(self.cells[Row.CLOCK, worker])
+        self.log.write(Joined(now, worker, incarnation, clock))
+        return incarnation
+
+    def lose(self, worker: int, now: float) -> None:
+        """Give `worker` up: its leases go out again and nobody waits for it any more."""
+        leases = self.leases.reclaim(worker)
+        board.set_state(self.cells, worker, State.LOST)
+        if self.parameters is not None:
+            self.parameters.forget(worker)
+        self.log.write(Lost(now, worker, int(self.cells[Row.INCARNATION, worker]), leases))
+        self._settle(now)
+
+    def rest(self, worker: int, now: float) -> None:
+        """`worker` found nothing to do."""
+        board.set_state(self.cells, worker, State.RESTING)
+        self.log.write(Rested(now, worker))
+        self._settle(now)
+
+    def wake(self) -> list[int]:
+        """Resting workers for whom leases have come back, now at work again."""
+        if not self.leases.returned:
+            return []
+        resting = (self.cells[Row.STATE] == State.RESTING).nonzero()[0]
+        woken = [int(worker) for worker in resting[: len(self.leases.returned)]]
+        for worker in woken:
+            board.wake(self.cells, worker)
+        return woken
+
+    def _settle(self, now: float) -> None:
+        """Somebody stopped working: a round may be complete without it, or nobody adds to it."""
+        last = not board.active(self.cells)
+        if self.gathered and (last or self._complete()):
+            self._update(now)
+        self._moved = True
+
+    # ------------------------------------------------------------ samples
+
+    def lease(self, worker: int) -> Lease | None:
+        return self.leases.issue(worker)
+
+    def lost(self, worker: int) -> bool:
+        """Whether `worker` has been given up and must join again."""
+        return bool(self.cells[Row.STATE, worker] == State.LOST)
+
+    @property
+    def finished(self) -> bool:
+        return self.leases.finished
+
+    # ------------------------------------------------------------ contributions
+
+    def push(self, contribution: Contribution, now: float) -> Verdict:
+        """Admit a contribution once, and apply it when enough have been gathered."""
+        part, cells = contribution.part, self.cells
+        worker = part.worker
+        dead = cells[Row.STATE, worker] in (State.ABSENT, State.LOST)
+        if dead or part.incarnation != cells[Row.INCARNATION, worker]:
+            return self.refuse(worker, part.incarnation, part.sequence, now)
+        if part.sequence <= cells[Row.SEQUENCE, worker]:
+            return Verdict.REPEATED
+        cells[Row.SEQUENCE, worker] = part.sequence
+        board.tick(cells, worker, len(part.leases), part.compute)
+        part.staleness = self.version - part.base
+        part.weight = self.discipline.weigh.factor(part.staleness)
+        if self.discipline.drops and part.staleness > 0:
+            self.log.write(Dropped(now, self.version, part))
+            self._close_epochs(self.leases.settle(worker, part.leases, "dropped"), now)
+            self._moved = True
+            return Verdict.DROPPED
+        self.leases.hand_in(worker, part.leases)
+        self.gathered.append(contribution)
+        if self._barrier:
+            cells[Row.PENDING, worker] = 1
+        if self._complete():
+            self._update(now)
+        else:
+            self.log.write(Admitted(now, worker, part.incarnation, part.sequence, part.leases))
+            if not self._barrier:
+                contribution.keep()  # its worker goes on and will use the buffer again
+        return Verdict.ADMITTED
+
+    def refuse(self, worker: int, incarnation: int, sequence: int, now: float) -> Verdict:
+        """Turn away a contribution of an incarnation that was given up."""
+        self.log.write(Refused(now, worker, incarnation, sequence))
+        return Verdict.REFUSED
+
+    def _complete(self) -> bool:
+        return board.complete(self.cells, self.discipline, len(self.gathered))
+
+    def _update(self, now: float) -> None:
+        # Sorted, so that the sum does not depend on who was faster.
+        group = sorted(self.gathered, key=lambda c: (c.part.worker, c.part.sequence))
+        self.gathered = []
+        rate = self.parameters.update(group) if self.parameters is not None else 1.0
+        self.version += 1
+        record = Updated(now, self.version, [c.part for c in group], rate)
+        if self.parameters is not None:
+            if self.version % self.hash_every == 0:
+                record.hash = self.parameters.digest()
+            self.parameters.advance(self.version, self.epoch)
+        self.log.write(record)
+        for one in group:
+            self.cells[Row.PENDING, one.part.worker] = 0
+            outcome = "skipped" if one.part.skipped else "applied"
+            self._close_epochs(self.leases.ledger.settle(one.part.leases, outcome), now)
+        self._moved = True
+
+    def _close_epochs(self, epochs: list[int], now: float) -> None:
+        for epoch in epochs:
+            self.epoch = epoch + 1
+            self.log.write(EpochDone(now, epoch, self.version))
+            if self.parameters is not None:
+                self.parameters.advance(self.version, self.epoch)
+
+    # ------------------------------------------------------------ going on
+
+    def hold(self, worker: int) -> list[int]:
+        """`worker` wants to go on; returns all who may go now, itself among them or not."""
+        if self._free:
+            return [worker]
+        board.hold(self.cells, worker, self.discipline)
+        return self.released(worker)
+
+    def released(self, asking: int | None = None) -> list[int]:
+        """Waiting workers that may go on since the board last moved."""
+        if self._free:
+            return []
+        if not self._barrier:
+            low = board.slowest(self.cells)
+            self._moved |= low != self._low
+            self._low = low
+        if self._moved:
+            self._moved = False
+            free = board.released(self.cells, self.discipline)
+        else:
+            may = asking is not None and board.may_go(self.cells, asking, self.discipline)
+            free = [asking] if may and asking is not None else []
+        # From here on they are on their way, so that nobody is released twice.
+        self.cells[Row.WAITING, free] = 0
+        return free
+
+    def pull(self, worker: int, now: float, computed: list[Lease] | None = None) -> Snapshot:
+        """The parameters of this version; `computed` are steps done since the last push."""
+        board.let_go(self.cells, worker, self.version)
+        steps = self._steps(worker)
+        snapshot = Snapshot(self.version, steps, self.epoch)
+        if self.parameters is not None:
+            self.parameters.weigher.remember(worker)
+            snapshot.parameters = self.parameters.flats
+            snapshot.updater = self.parameters.updater_state
+        self.log.write(Pulled(now, worker, self.version, computed or [], steps, snapshot.nbytes))
+        return snapshot
+
+    def _steps(self, worker: int) -> int:
+        send = self.discipline.send
+        if isinstance(send, Change):
+            by_speed = send.by_speed
+            return board.steps_by_speed(self.cells, worker, send.every) if by_speed else send.every
+        if isinstance(send, Elastic):
+            return send.every
+        return send.push if isinstance(send, Accumulated) else 1
+
+    # ------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "epoch": self.epoch,
+            "board": self.cells.tolist(),
+            "low": self._low,
+            "moved": self._moved,
+            "leases": self.leases.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.version, self.epoch = state["version"], state["epoch"]
+        self.cells[:] = state["board"]
+        self._low, self._moved = state["low"], state["moved"]
+        self.leases.load(state["leases"])
+
+
+def check_fingerprint(mine: list[str], theirs: list[str], who: str) -> None:
+    """Two lists that describe the same model are equal; otherwise name the first difference."""
+    for index in range(max(len(mine), len(theirs))):
+        ours = mine[index] if index < len(mine) else "nothing"
+        other = theirs[index] if index < len(theirs) else "nothing"
+        if ours != other:
+            raise ConfigError(f"{who} has another model: the store has {ours} where it has {other}")

@@ -1,0 +1,192 @@
+"""The numbers of the store: flat shards, the rule over each, and what the workers average."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.choices import Weigh
+from offbeat.contribution import Contribution
+from offbeat.store.table import (
+    Entry,
+    Flat,
+    Placement,
+    buffer_entries,
+    check_tensors,
+    digest,
+    parameter_entries,
+    place,
+)
+from offbeat.store.updater import Recipe, Updater
+from offbeat.store.weigh import Weigher
+
+
+class Parameters:
+    """The parameters of a model in flat shards, and how contributions change them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        placement: Placement,
+        recipe: Recipe,
+        weigh: Weigh,
+        policies: Mapping[str, Any] | None = None,
+    ):
+        self.tables = place(parameter_entries(model), placement)
+        self.buffers: list[Entry] = buffer_entries(model, policies or {})
+        self.flats = [Flat(table) for table in self.tables]
+        own = dict(model.named_parameters())
+        with torch.no_grad():
+            for flat in self.flats:
+                for name, view in flat.views.items():
+                    view.copy_(own[name])
+        self.updaters = [Updater(recipe, flat.views) for flat in self.flats]
+        self.clip = recipe.clip
+        self.weigher = Weigher(weigh, self.flats)
+        self.statistics: dict[int, dict[str, Tensor]] = {}  # each worker's averaged buffers
+        self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
+        self._sums = [Flat(table) for table in self.tables]
+
+    @torch.no_grad()
+    def update(self, contributions: Sequence[Contribution]) -> float:
+        """Apply contributions as one step; returns what staleness made of the learning rate.
+
+        The weighted mean Σ nᵢ fᵢ gᵢ / Σ nᵢ (n samples, f staleness factor) is split into a
+        direction, Σ nᵢ fᵢ gᵢ / Σ nᵢ fᵢ, and a rate, Σ nᵢ fᵢ / Σ nᵢ. The rate scales the learning rate, as the
+        papers have it; on the gradient it would be undone by a rule that normalises, like Adam.
+        """
+        live = [c for c in contributions if c.part.samples and not c.part.skipped]
+        for one in live:
+            if one.statistics:
+                self.statistics[one.part.worker] = one.statistics
+        if not live:
+            return 1.0
+        shares = [c.part.samples * c.part.weight for c in live]
+        total = sum(shares)
+        rate = total / sum(c.part.samples for c in live)
+        gradients = self._combine(live, [share / total for share in shares])
+        absent = frozenset.intersection(*(c.absent for c in live))
+        if self.clip is not None:
+            self.clip([g for flat in gradients for n, g in flat.views.items() if n not in absent])
+        before = self.weigher.before_step()
+        for updater, flat in zip(self.updaters, gradients, strict=True):
+            views = flat.views
+            if absent:
+                views = {name: view for name, view in views.items() if name not in absent}
+            updater.step(views, rate)
+        self.weigher.after_step(before)
+        if live[0].updater:
+            self._average_updaters(live)
+        return rate
+
+    def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
+        payloads = []
+        for one in live:
+            payloads.append(self.weigher.correct(one.part.worker, one.unpacked()))
+        if len(payloads) == 1:
+            return payloads[0]  # straight from the worker's slot, no copy
+        for shard, total in enumerate(self._sums):
+            total.zero_()
+            for payload, share in zip(payloads, shares, strict=True):
+                total.add_(payload[shard], share)
+        return self._sums
+
+    def _average_updaters(self, live: Sequence[Contribution]) -> None:
+        samples = sum(c.part.samples for c in live)
+        self.updater_state = {
+            name: sum(
+                (c.updater[name] * (c.part.samples / samples) for c in live if name in c.updater),
+                start=torch.zeros_like(first),
+            )
+            for name, first in live[0].updater.items()
+        }
+
+    def advance(self, version: int, epoch: int) -> None:
+        for updater in self.updaters:
+            updater.advance(version, epoch)
+
+    def forget(self, worker: int) -> None:
+        """A lost worker's statistics no longer count."""
+        self.statistics.pop(worker, None)
+
+    def digest(self) -> str:
+        return digest(self.flats)
+
+    def finite(self) -> bool:
+        return all(flat.finite() for flat in self.flats)
+
+    @torch.no_grad()
+    def export(self, model: nn.Module) -> nn.Module:
+        """Write the parameters and the averaged buffers into `model`."""
+        own = dict(model.named_parameters())
+        for flat, updater in zip(self.flats, self.updaters, strict=True):
+            for name in flat.views:
+                own[name].copy_(updater.value(name))
+        buffers = dict(model.named_buffers())
+        for entry in self.buffers:
+            values = [s[entry.name] for s in self.statistics.values() if entry.name in s]
+            if values and entry.policy == "averaged":
+                buffers[entry.name].copy_(_mean(values))
+        return model
+
+    # ------------------------------------------------------------ state as named tensors
+
+    def state(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for flat, updater in zip(self.flats, self.updaters, strict=True):
+            found |= {f"parameters/{name}": view for name, view in flat.views.items()}
+            found |= {f"rule/{path}": t for path, t in updater.tensors_of_state().items()}
+        found |= {f"weigh/{path}": t for path, t in self.weigher.state().items()}
+        found |= {f"updater/{path}": t for path, t in self.updater_state.items()}
+        for worker, statistics in self.statistics.items():
+            found |= {f"statistics/{worker}/{name}": t for name, t in statistics.items()}
+        return found
+
+    def meta(self) -> dict[str, Any]:
+        return {"updaters": [updater.meta() for updater in self.updaters]}
+
+    def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {}
+        for path, tensor in tensors.items():
+            kind, _, rest = path.partition("/")
+            parts.setdefault(kind, {})[rest] = tensor
+        for flat, updater in zip(self.flats, self.updaters, strict=True):
+            for name, view in flat.views.items():
+                view.copy_(parts["parameters"][name])
+            updater.load_state(parts.get("rule", {}))
+        for updater, saved in zip(self.updaters, meta["updaters"], strict=True):
+            updater.load_meta(saved)
+        self.weigher.load(parts.get("weigh", {}))
+        self.updater_state = {k: t.clone() for k, t in parts.get("updater", {}).items()}
+        self.statistics = {}
+        for path, tensor in parts.get("statistics", {}).items():
+            worker, _, name = path.partition("/")
+            self.statistics.setdefault(int(worker), {})[name] = tensor.clone()
+
+    def begin_with(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Take parameters from another run, and the rule's state as far as it fits this rule."""
+        wanted = {f"parameters/{n}": v for flat in self.flats for n, v in flat.views.items()}
+        found = {path: t for path, t in tensors.items() if path.startswith("parameters/")}
+        check_tensors(found, wanted, where)
+        rule = {k.removeprefix("rule/"): t for k, t in tensors.items() if k.startswith("rule/")}
+        for path, view in wanted.items():
+            view.copy_(found[path])
+        for updater in self.updaters:
+            updater.load_state(rule)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the store holds: parameters, rule state and backups."""
+        held = sum(flat.table.nbytes for flat in self.flats)
+        for updater in self.updaters:
+            held += sum(t.numel() * t.element_size() for t in updater.tensors_of_state().values())
+        return held + self.weigher.nbytes
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """The mean in double precision, rounded for whole-number buffers such as counters."""
+    if len(values) == 1:
+        return values[0]
+    mean = torch.stack([value.double() for value in values]).mean(0)
+    return mean if values[0].is_floating_point() else mean.round()

@@ -1,0 +1,235 @@
+"""A rule over named tensors: a PyTorch optimiser with its groups, schedule and clipping."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from offbeat import optim
+from offbeat.choices import Rule, Yours
+from offbeat.discipline import Discipline
+from offbeat.errors import ConfigError
+from offbeat.task import OptimizerFactory
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A PyTorch rate scheduler that moves on once per epoch or once per version."""
+
+    factory: Callable[[torch.optim.Optimizer], Any]
+    per: Literal["epoch", "version"] = "epoch"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("epoch", "version"):
+            raise ConfigError(f"a schedule moves per 'epoch' or per 'version', not {self.per!r}")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Limit the norm of the whole gradient, or the size of each element, before a step."""
+
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        for limit in (self.norm, self.value):
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"a clipping limit must be positive, not {limit!r}")
+
+    def __call__(self, gradients: Sequence[Tensor]) -> None:
+        if self.value is not None:
+            for gradient in gradients:
+                gradient.clamp_(-self.value, self.value)
+        if self.norm is not None and gradients:
+            total = torch.nn.utils.get_total_norm(gradients)
+            # The same arithmetic as clip_grad_norm_, so that one worker equals a plain loop.
+            scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
+            for gradient in gradients:
+                gradient.mul_(scale)
+
+
+# A group of parameters with settings of its own: names, and what the optimiser is told of them.
+Group = tuple[tuple[str, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything needed to make an updater, at the store or at a worker."""
+
+    factory: OptimizerFactory
+    groups: tuple[Group, ...]
+    schedule: Schedule | None = None
+    clip: Clip | None = None
+
+
+class Updater:
+    """The rule at work on some tensors."""
+
+    def __init__(self, recipe: Recipe, tensors: Mapping[str, Tensor]):
+        self.recipe = recipe
+        self.names: list[str] = []
+        groups = []
+        for names, settings in recipe.groups:
+            mine = [name for name in names if name in tensors]
+            if mine:
+                self.names += mine
+                groups.append({**settings, "params": [tensors[name] for name in mine]})
+        self.tensors = {name: tensors[name] for name in self.names}
+        self.rule = recipe.factory(groups)
+        if any("lr" not in group for group in self.rule.param_groups):
+            raise ConfigError(
+                f"{type(self.rule).__name__} has no learning rate named lr, "
+                "so neither schedules nor staleness weights can act on it"
+            )
+        self.scheduler = recipe.schedule.factory(self.rule) if recipe.schedule else None
+        if self.scheduler is not None and not isinstance(self.scheduler, LRScheduler):
+            raise ConfigError(
+                f"{type(self.scheduler).__name__} needs a metric at each step; "
+                "use a schedule that depends on the step alone"
+            )
+        self.moved = 0  # how often the schedule has moved on
+
+    def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
+        """One step along `gradients`, with every learning rate scaled by `rate` for this step."""
+        for name, tensor in self.tensors.items():
+            tensor.grad = gradients.get(name)
+        self.step_in_place(rate)
+        for tensor in self.tensors.values():
+            tensor.grad = None
+
+    def step_in_place(self, rate: float = 1.0) -> None:
+        """One step along the gradients the tensors already carry."""
+        if rate == 1.0:
+            self.rule.step()
+            return
+        rates = [group["lr"] for group in self.rule.param_groups]
+        for group, lr in zip(self.rule.param_groups, rates, strict=True):
+            group["lr"] = lr * rate
+        self.rule.step()
+        for group, lr in zip(self.rule.param_groups, rates, strict=True):
+            group["lr"] = lr
+
+    def advance(self, version: int, epoch: int) -> None:
+        """Let the schedule catch up with the run."""
+        if self.scheduler is None or self.recipe.schedule is None:
+            return
+        target = epoch if self.recipe.schedule.per == "epoch" else version
+        while self.moved < target:
+            self.scheduler.step()
+            self.moved += 1
+
+    def value(self, name: str) -> Tensor:
+        """The tensor to evaluate and save: for a rule that looks ahead, where it really is."""
+        tensor = self.tensors[name]
+        if isinstance(self.rule, optim.BlockMomentum):
+            return self.rule.eval_tensor(tensor)
+        return tensor
+
+    def reset(self) -> None:
+        """Forget momentum and the like, keep the rates."""
+        self.rule.state.clear()
+
+    # ------------------------------------------------------------ state as named tensors
+
+    def tensors_of_state(self) -> dict[str, Tensor]:
+        """The rule's state as `name/key` tensors; numbers become 0-d tensors."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in self.tensors.items():
+            for key, value in self.rule.state.get(tensor, {}).items():
+                if isinstance(value, Tensor):
+                    found[f"{name}/{key}"] = value
+                elif isinstance(value, int | float):
+                    found[f"{name}/{key}"] = torch.tensor(value, dtype=torch.float64)
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take the rule's state from named tensors, as `tensors_of_state` gave them."""
+        self.rule.state.clear()
+        for path, value in state.items():
+            name, _, key = path.rpartition("/")
+            if name in self.tensors:
+                self.rule.state[self.tensors[name]][key] = value.clone()
+
+    def rates(self) -> list[dict[str, Any]]:
+        """Settings of each group that a schedule may have changed, as plain numbers."""
+        return [
+            {key: value for key, value in group.items() if _plain(value)}
+            for group in self.rule.param_groups
+        ]
+
+    def meta(self) -> dict[str, Any]:
+        scheduler = {}
+        if self.scheduler is not None:
+            scheduler = {k: v for k, v in self.scheduler.state_dict().items() if _plain(v)}
+        return {"groups": self.rates(), "moved": self.moved, "scheduler": scheduler}
+
+    def load_meta(self, meta: Mapping[str, Any]) -> None:
+        for group, saved in zip(self.rule.param_groups, meta["groups"], strict=True):
+            for key, value in saved.items():
+                # JSON has no tuples; Adam's betas are one.
+                group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
+        self.moved = meta["moved"]
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(dict(meta["scheduler"]))
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_plain(item) for item in value) and not any(
+            isinstance(item, Tensor) for item in value
+        )
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def rule_factory(discipline: Discipline, optimizer: OptimizerFactory | None) -> OptimizerFactory:
+    """What the store applies: the user's optimiser, or the rule the discipline brings."""
+    rule = discipline.apply
+    if isinstance(rule, Yours):
+        if optimizer is None:
+            raise ConfigError(
+                f"{discipline} applies your optimiser: pass "
+                "optimizer=partial(torch.optim.SGD, lr=0.1) or another factory"
+            )
+        return optimizer
+    return _factory_of(rule)
+
+
+def _factory_of(rule: Rule) -> OptimizerFactory:
+    momentum = rule.momentum or 0.0
+    if rule.name == "sgd":
+        return partial(torch.optim.SGD, lr=rule.lr, momentum=momentum, nesterov=rule.nesterov)
+    if rule.name == "adagrad":
+        return partial(torch.optim.Adagrad, lr=rule.lr)
+    if rule.name == "rms-momentum":
+        return partial(optim.RMSMomentum, lr=rule.lr, rho=rule.rho, momentum=momentum)
+    if rule.name == "block-momentum":
+        return partial(optim.BlockMomentum, lr=rule.lr, momentum=momentum, nesterov=rule.nesterov)
+    return partial(optim.DelayedNesterov, lr=rule.lr, momentum=momentum, delay=rule.delay or 1)
+
+
+def groups_of(
+    model: nn.Module, choose: Callable[[nn.Module], Sequence[dict[str, Any]]] | None
+) -> tuple[Group, ...]:
+    """Parameter groups by name; `choose` returns PyTorch groups over the model's own parameters."""
+    trainable = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    if choose is None:
+        return ((tuple(trainable.values()), {}),)
+    groups: list[Group] = []
+    for group in choose(model):
+        members = group["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        names = [trainable[p] for p in members if p in trainable]
+        settings = {key: value for key, value in group.items() if key != "params"}
+        groups.append((tuple(names), settings))
+    grouped = [name for names, _ in groups for name in names]
+    for name in trainable.values():
+        if grouped.count(name) != 1:
+            raise ConfigError(
+                f"parameter {name!r} is in {grouped.count(name)} parameter groups, not in one: "
+                "list every trainable parameter once, or freeze it with requires_grad_(False)"
+            )
+    return tuple(groups)

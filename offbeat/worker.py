@@ -1,0 +1,241 @@
+"""One participant: the cycle says what it does next, the worker does it."""
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from offbeat.choices import Accumulated, Elastic
+from offbeat.contribution import Contribution, Snapshot
+from offbeat.data import mix
+from offbeat.discipline import Discipline
+from offbeat.errors import RunError
+from offbeat.lease import Lease
+from offbeat.log import Part
+from offbeat.send import Sender
+from offbeat.store.table import Entry
+
+
+class Action(Enum):
+    """What a worker does next."""
+
+    PULL = "pull"
+    LEASE = "lease"
+    COMPUTE = "compute"
+    PUSH = "push"
+    REST = "rest"
+
+
+class Cycle(msgspec.Struct):
+    """The loop of a worker as a small value: told what has happened, it says what comes next.
+
+    Every engine drives the same cycle; only how long things take and where they run differ.
+    """
+
+    fetch: int = 0  # steps between pulls; 0 pulls after every push
+    centre: bool = False  # pull right before a push (elastic exchange)
+    due: int = 1  # steps until the next push
+    since_push: int = 0
+    since_pull: int = 0
+    action: Action = Action.PULL
+
+    @classmethod
+    def of(cls, discipline: Discipline) -> "Cycle":
+        send = discipline.send
+        fetch = send.fetch if isinstance(send, Accumulated) else 0
+        return cls(fetch=fetch, centre=isinstance(send, Elastic))
+
+    def pulled(self, steps: int) -> None:
+        self.due, self.since_pull = steps, 0
+        exchanging = self.centre and self.since_push > 0
+        self.action = Action.PUSH if exchanging else Action.LEASE
+
+    def leased(self, found: bool) -> None:
+        if found:
+            self.action = Action.COMPUTE
+        elif self.since_push:  # the last, shorter block
+            self._sync()
+        else:
+            self.action = Action.REST
+
+    def computed(self) -> None:
+        self.since_push += 1
+        self.since_pull += 1
+        if self.since_push >= self.due:
+            self._sync()
+        elif self.fetch and self.since_pull >= self.fetch:
+            self.action = Action.PULL
+        else:
+            self.action = Action.LEASE
+
+    def pushed(self) -> None:
+        self.since_push = 0
+        fresh = self.centre or (self.fetch and self.since_pull < self.fetch)
+        self.action = Action.LEASE if fresh else Action.PULL
+
+    def woken(self) -> None:
+        self.action = Action.PULL
+
+    def _sync(self) -> None:
+        self.action = Action.PULL if self.centre else Action.PUSH
+
+
+class Timing(msgspec.Struct):
+    """Where the time of one contribution went, in seconds."""
+
+    compute: float = 0.0
+    wait: float = 0.0
+    communication: float = 0.0
+
+
+class Worker:
+    """What an engine asks of a participant: take leases, contribute, accept what was pulled."""
+
+    def __init__(self, number: int, incarnation: int):
+        self.number, self.incarnation = number, incarnation
+        self.base = 0
+        self.todo: list[Lease] = []
+        self.done: list[Lease] = []
+
+    def take(self, lease: Lease) -> None:
+        self.todo.append(lease)
+
+    def catch_up(self) -> list[Lease]:
+        """Compute what was taken and not yet computed; returns those leases."""
+        computed, self.todo = self.todo, []
+        self.done += computed
+        return computed
+
+    def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
+        """Everything since the last push, ready to go out."""
+        raise NotImplementedError
+
+    def accept(self, snapshot: Snapshot) -> None:
+        self.base = snapshot.version
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
+    def meta(self) -> dict[str, Any]:
+        return {
+            "incarnation": self.incarnation,
+            "base": self.base,
+            "todo": self.todo,
+            "done": self.done,
+        }
+
+    def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        self.incarnation, self.base = meta["incarnation"], meta["base"]
+        self.todo = [Lease(*lease) for lease in meta["todo"]]
+        self.done = [Lease(*lease) for lease in meta["done"]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of parameters, gradients and local state."""
+        return 0
+
+
+class GhostWorker(Worker):
+    """A participant of a cost-only run: it moves bytes and computes nothing."""
+
+    def __init__(self, number: int, incarnation: int, nbytes: int):
+        super().__init__(number, incarnation)
+        self.size = nbytes
+
+    def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
+        self.catch_up()
+        leases, self.done = self.done, []
+        samples = sum(lease.samples for lease in leases)
+        part = Part(
+            self.number, self.incarnation, sequence, self.base, leases, samples,
+            bytes=self.size, compute=timing.compute, wait=timing.wait,
+            communication=timing.communication,
+        )  # fmt: skip
+        return Contribution(part)
+
+
+class NumberWorker(Worker):
+    """Computes leases in order and makes contributions of them.
+
+    Leases may be computed later than they were taken (`todo`): an engine under virtual time
+    computes when the result is needed, which spares it from holding results in flight.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        incarnation: int,
+        sender: Sender,
+        buffers: Sequence[Entry],
+        skip_nonfinite: bool = False,
+    ):
+        super().__init__(number, incarnation)
+        self.sender, self.buffers = sender, buffers
+        self.losses: list[float] = []
+        self.skip_nonfinite = skip_nonfinite
+
+    def catch_up(self) -> list[Lease]:
+        computed = super().catch_up()
+        for lease in computed:
+            loss = self.sender.step(lease)
+            if not math.isfinite(loss) and not self.skip_nonfinite:
+                raise RunError(
+                    f"the loss is {loss} at worker {self.number}, version {self.base}, epoch "
+                    f"{lease.epoch}, samples {lease.start} to {lease.stop - 1}: lower the rate, "
+                    "clip the gradient, or pass nonfinite='skip' to leave such contributions out"
+                )
+            self.losses.append(loss)
+        return computed
+
+    def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
+        self.catch_up()
+        payload = self.sender.payload()
+        packed = self.sender.pack(payload, mix(seed, 3, self.number, self.incarnation, sequence))
+        leases, losses = self.done, self.losses
+        self.done, self.losses = [], []
+        samples = sum(lease.samples for lease in leases)
+        mean = sum(x * lease.samples for x, lease in zip(losses, leases, strict=True)) / samples
+        statistics = self.sender.replica.statistics(self.buffers)
+        updater = self.sender.updater_state()
+        part = Part(
+            self.number, self.incarnation, sequence, self.base, leases, samples,
+            compute=timing.compute, wait=timing.wait, communication=timing.communication,
+            loss=mean,
+        )  # fmt: skip
+        if self.skip_nonfinite:
+            part.skipped = not (math.isfinite(mean) and all(flat.finite() for flat in payload))
+        sent = Contribution(part, payload, packed, self.sender.absent, statistics, updater)
+        part.bytes = sent.nbytes
+        return sent
+
+    def accept(self, snapshot: Snapshot) -> None:
+        super().accept(snapshot)
+        self.sender.accept(snapshot)
+
+    # ------------------------------------------------------------ state
+
+    def tensors(self) -> dict[str, Tensor]:
+        replica = {f"replica/{k}": t for k, t in self.sender.replica.state().items()}
+        return replica | {f"sender/{k}": t for k, t in self.sender.state().items()}
+
+    def meta(self) -> dict[str, Any]:
+        return super().meta() | {"losses": self.losses, "sender": self.sender.meta()}
+
+    def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        super().load(tensors, meta)
+        parts: dict[str, dict[str, Tensor]] = {"replica": {}, "sender": {}}
+        for path, tensor in tensors.items():
+            kind, _, rest = path.partition("/")
+            parts[kind][rest] = tensor
+        self.sender.replica.load_state(parts["replica"])
+        self.sender.load_meta(meta["sender"])
+        self.sender.load_state(parts["sender"])
+        self.losses = list(meta["losses"])
+
+    @property
+    def nbytes(self) -> int:
+        parameters = sum(flat.table.nbytes for flat in self.sender.replica.flats)
+        return parameters + self.sender.nbytes

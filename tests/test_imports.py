@@ -1,0 +1,288 @@
+"""The shape of the package: what each part may import, how a module opens, how long it may be."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "offbeat"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LONGEST = 400
+
+# The pure parts: they compute, and leave clocks, threads, processes and transports to an engine.
+# A name stands for a module or for a whole package.
+PURE = (
+    *("errors", "spelling", "choices", "discipline", "contribution"),
+    *("codec", "optim", "store", "log", "board", "lease", "pace", "cluster"),
+)
+NOT_PURE = ("store.checkpoint",)
+
+# What a pure part never touches. Time is the engine's, which may well simulate it.
+MACHINERY = (
+    *("threading", "_thread", "queue", "concurrent", "asyncio"),
+    *("multiprocessing", "subprocess", "signal", "os.fork", "torch.multiprocessing"),
+    *("socket", "select", "selectors", "ray", "torch.distributed"),
+    *("time", "datetime"),
+)
+# What runs the pure parts, and so is never imported by them; the bare package is all of it.
+DOWNSTREAM = ("engine", "link", "replay", "train", "join", "report", "cli", "")
+
+# What each module may import from offbeat besides itself, in the order of the path of a gradient.
+# Modules that are not listed are free.
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "spelling": {"errors"},
+    "task": set(),
+    "recipes": {"errors", "spelling", "task"},
+    "choices": {"errors", "spelling"},
+    "discipline": {"errors", "spelling", "choices"},
+    "codec": {"errors", "spelling"},
+    "optim": {"errors", "spelling"},
+    "board": {"errors", "choices", "discipline"},
+    "lease": {"errors"},
+    "log": {"errors", "lease"},
+    "pace": {"errors", "spelling"},
+    "cluster": {"errors", "spelling", "pace"},
+}
+
+# Ways of reading bytes that can run code. Run folders and peers are not trusted with that.
+CODE_FROM_BYTES = (
+    *("pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"),
+    *("torch.load", "torch.save", "torch.serialization", "torch.package"),
+)
+
+
+def within(name: str, roots: tuple[str, ...] | set[str]) -> bool:
+    """True when the dotted `name` is one of `roots` or lies below one."""
+    return any(name == root or name.startswith(f"{root}.") for root in roots)
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a file of the package without its first word: `store.flat`."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST, package: str) -> Iterator[tuple[str, str]]:
+    """Every import as (name it binds, dotted name it means); `package` resolves relative ones."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.asname or alias.name, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{base}.{alias.name}"
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` for a chain of attributes that begins with a plain name, otherwise nothing."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""
+
+
+def used(source: str, package: str = "offbeat") -> set[str]:
+    """Every dotted name a source imports or reaches through an import (`t.load` is torch.load)."""
+    tree = ast.parse(source)
+    bindings = list(imported(tree, package))
+    # `import a.b` binds `a`; only `as` binds the whole.
+    meaning = {bound: name for bound, name in bindings if "." not in bound}
+    meaning |= {bound.split(".")[0]: bound.split(".")[0] for bound, _ in bindings if "." in bound}
+    names = {name for _, name in bindings}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (chain := dotted(node)):
+            first, _, rest = chain.partition(".")
+            if first in meaning:
+                names.add(f"{meaning[first]}.{rest}")
+    return names
+
+
+def used_by(path: Path) -> set[str]:
+    return used(path.read_text(), package_of(path))
+
+
+def package_of(path: Path) -> str:
+    return ".".join(path.parent.relative_to(ROOT).parts)
+
+
+def own_imports(path: Path) -> set[str]:
+    """The modules of offbeat that a file imports, without their first word; "" is the package."""
+    found = set()
+    for _, name in imported(ast.parse(path.read_text()), package_of(path)):
+        if within(name, ("offbeat",)):
+            # The last word of `from offbeat.board import may_go` is no module: cut until one fits.
+            parts = name.split(".")
+            while len(parts) > 1 and not is_module(parts):
+                parts.pop()
+            found.add(".".join(parts[1:]))
+    return found
+
+
+def is_module(parts: list[str]) -> bool:
+    path = ROOT.joinpath(*parts)
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def pure_modules() -> list[Path]:
+    names = {path: module_name(path) for path in MODULES}
+    return [p for p, name in names.items() if within(name, PURE) and not within(name, NOT_PURE)]
+
+
+def loads_pickled_arrays(source: str) -> bool:
+    """True when some call says `allow_pickle=` anything but a plain False."""
+    return any(
+        isinstance(node, ast.keyword)
+        and node.arg == "allow_pickle"
+        and not (isinstance(node.value, ast.Constant) and node.value.value is False)
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def sentences(paragraph: str) -> int:
+    """Full stops that end something: at the very end, or before a word that begins anew."""
+    return len(re.findall(r"[.!?][)\]\"'`”’]*(?=\s+[^\sa-z]|\s*$)", paragraph))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+every_module = pytest.mark.parametrize("path", MODULES, ids=named)
+
+
+@pytest.mark.parametrize("path", pure_modules(), ids=named)
+def test_pure_parts_leave_machinery_to_the_engine(path: Path) -> None:
+    touched = {name for name in used_by(path) if within(name, MACHINERY)}
+    assert not touched, f"{named(path)} is pure; move what needs these into an engine"
+    downstream = {m for m in own_imports(path) if within(m, DOWNSTREAM)}
+    assert not downstream, f"{named(path)} is pure; these run it, so they import it"
+
+
+@every_module
+def test_layers(path: Path) -> None:
+    name = module_name(path)
+    # The longest entry that covers a module speaks for it.
+    entry = max((known for known in LAYERS if within(name, (known,))), key=len, default=None)
+    if entry is None:
+        return
+    extra = {m for m in own_imports(path) if not within(m, {entry, *LAYERS[entry]})}
+    assert not extra, f"{named(path)} may import {sorted(LAYERS[entry])} of offbeat"
+
+
+def test_layers_have_no_cycles() -> None:
+    below: set[str] = set()
+    waiting = dict(LAYERS)
+    while ready := {name for name, allowed in waiting.items() if allowed <= below}:
+        below |= ready
+        waiting = {name: allowed for name, allowed in waiting.items() if name not in ready}
+    assert not waiting
+
+
+@every_module
+def test_no_module_runs_code_from_bytes(path: Path) -> None:
+    found = {name for name in used_by(path) if within(name, CODE_FROM_BYTES)}
+    assert not found, "use safetensors for tensors and msgspec for records"
+    assert not loads_pickled_arrays(path.read_text()), "use allow_pickle=False"
+
+
+@every_module
+def test_modules_open_with_one_sentence(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring, f"{named(path)} does not say what it is for"
+    first = docstring.split("\n\n")[0]
+    assert sentences(first) == 1, f"one sentence, with its full stop, and a blank line: {first!r}"
+
+
+@every_module
+def test_modules_fit_in_a_head(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= LONGEST, f"{named(path)} has {lines} lines; split it by noun"
+
+
+# The checks themselves, on sources that must be caught and sources that must not.
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import threading",
+        "def f():\n    import time",
+        "import multiprocessing.shared_memory as shm",
+        "from concurrent.futures import Future",
+        "from torch import distributed",
+        "import torch.distributed as dist",
+        "import torch\ntorch.distributed.barrier()",
+        "import torch as t\nt.multiprocessing.Queue()",
+        "import os\nos.fork()",
+    ],
+)
+def test_machinery_is_seen(source: str) -> None:
+    assert any(within(name, MACHINERY) for name in used(source))
+
+
+@pytest.mark.parametrize(
+    "source", ["import torch", "from timeit import timeit", "clock.time()", "'import time'"]
+)
+def test_what_only_looks_like_machinery_is_allowed(source: str) -> None:
+    assert not any(within(name, MACHINERY) for name in used(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from torch import load",
+        "import torch as t\nt.load(path)",
+        "import torch.nn\ntorch.save(x, path)",
+    ],
+)
+def test_code_from_bytes_is_seen(source: str) -> None:
+    assert any(within(name, CODE_FROM_BYTES) for name in used(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("np.load(p, allow_pickle=True)", True),
+        ("np.load(p, allow_pickle=chosen)", True),
+        ("np.load(p, allow_pickle=False)", False),
+        ("np.load(p)", False),
+    ],
+)
+def test_pickled_arrays_are_seen(source: str, seen: bool) -> None:
+    assert loads_pickled_arrays(source) is seen
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "meant"),
+    [
+        ("from . import flat", "offbeat.store", "offbeat.store.flat"),
+        ("from ..errors import RunError", "offbeat.store", "offbeat.errors.RunError"),
+        ("from .errors import RunError", "offbeat", "offbeat.errors.RunError"),
+    ],
+)
+def test_relative_imports_are_resolved(source: str, package: str, meant: str) -> None:
+    assert meant in used(source, package)
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "count"),
+    [
+        ("No end", 0),
+        ("What it is for.", 1),
+        ("Versions 1.5 to 2.0, i.e. the old ones.", 1),
+        ("First. Second.", 2),
+        ("First (so). `second` too.", 2),
+    ],
+)
+def test_sentences_are_counted(paragraph: str, count: int) -> None:
+    assert sentences(paragraph) == count
