@@ -12,7 +12,7 @@ The modules in the order in which a gradient meets them:
 - `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
 - `worker`: the cycle that ties these together
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
-- `session`, `train`, `run`: the front door
+- `session`, `train`, `cost`, `run`: the front door
 - `report`, `cli`: what a run cost, and the command line
 """
 
@@ -35,6 +35,7 @@ from offbeat.choices import (
     Yours,
 )
 from offbeat.cluster import Cluster, Failure, Machine, Pause
+from offbeat.cost import estimate
 from offbeat.discipline import (
     ASP,
     ASUP,
@@ -119,6 +120,7 @@ __all__ = [
     "Task",
     "Yours",
     "codec",
+    "estimate",
     "optim",
     "parse",
     "replay",

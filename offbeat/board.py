@@ -1,7 +1,5 @@
 """Everyone's progress in one small array, and the pure rules that read it: who waits for whom."""
 
-from enum import IntEnum
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,11 +8,14 @@ from offbeat.discipline import Discipline
 
 Cells = NDArray[np.int64]
 NOBODY = -1
-UNBOUND = np.iinfo(np.int64).max
+UNBOUND = int(np.iinfo(np.int64).max)
 
 
-class Row(IntEnum):
-    """What the array holds of each worker; one row is contiguous, so a minimum is one fast pass."""
+class Row:
+    """What the array holds of each worker; one row is contiguous, so a minimum is one fast pass.
+
+    Plain numbers, not an Enum: they are looked up many times for every event.
+    """
 
     STATE = 0  # see State
     CLOCK = 1  # steps finished
@@ -26,9 +27,12 @@ class Row(IntEnum):
     WAITING = 7  # 1 while it wants to go on and may not
     BLOCKER = 8  # whom it waits for, or NOBODY
     STEP_US = 9  # microseconds one of its steps takes, smoothed
+    COUNT = 10  # how many rows there are
 
 
-class State(IntEnum):
+class State:
+    """What a worker is, as the store sees it."""
+
     ABSENT = 0
     ACTIVE = 1  # has a lease, or is on its way to one
     RESTING = 2  # nothing to do now; wakes if a lease comes back
@@ -37,7 +41,7 @@ class State(IntEnum):
 
 def new_board(workers: int) -> Cells:
     """An array for `workers`; any int64 array of this shape serves, one in shared memory too."""
-    cells = np.zeros((len(Row), workers), dtype=np.int64)
+    cells = np.zeros((Row.COUNT, workers), dtype=np.int64)
     cells[Row.BINDING] = UNBOUND
     cells[Row.SEQUENCE] = -1
     cells[Row.BLOCKER] = NOBODY
@@ -68,17 +72,18 @@ def complete(cells: Cells, discipline: Discipline, gathered: int) -> bool:
     return gathered > 0 and not missing.any()
 
 
-def may_go(cells: Cells, worker: int, discipline: Discipline) -> bool:
+def may_go(cells: Cells, worker: int, discipline: Discipline, low: int | None = None) -> bool:
     """May `worker` begin another step?
 
     Under a barrier: when its contribution has been dealt with. Under slack: when its clock is at
-    most `wait` ahead of the slowest worker that binds others.
+    most `wait` ahead of the slowest worker that binds others (`low`, if that is already known).
     """
     if isinstance(discipline.gather, All):
-        return not cells[Row.PENDING, worker]
+        return not cells.item(Row.PENDING, worker)
     if discipline.wait is None:
         return True
-    return bool(cells[Row.CLOCK, worker] - slowest(cells) <= discipline.wait)
+    low = slowest(cells) if low is None else low
+    return bool(cells.item(Row.CLOCK, worker) - low <= discipline.wait)
 
 
 def blockers(cells: Cells, worker: int, discipline: Discipline) -> list[int]:
@@ -130,38 +135,37 @@ def enter(cells: Cells, worker: int) -> int:
     return incarnation
 
 
-def set_state(cells: Cells, worker: int, state: State) -> None:
+def set_state(cells: Cells, worker: int, state: int) -> None:
     """Only a worker at work binds the others."""
-    at_work = state is State.ACTIVE
+    at_work = state == State.ACTIVE
     cells[Row.STATE, worker] = state
     cells[Row.BINDING, worker] = cells[Row.CLOCK, worker] if at_work else UNBOUND
     if not at_work:
         cells[Row.WAITING, worker] = 0
         cells[Row.BLOCKER, worker] = NOBODY
-    if state is State.LOST:
+    if state == State.LOST:
         cells[Row.PENDING, worker] = 0
 
 
 def tick(cells: Cells, worker: int, steps: int, seconds: float) -> None:
     """`worker` finished `steps` steps that took `seconds` of computing."""
-    clock = cells[Row.CLOCK, worker] + steps
+    clock = cells.item(Row.CLOCK, worker) + steps
     cells[Row.CLOCK, worker] = clock
-    if cells[Row.BINDING, worker] != UNBOUND:
+    if cells.item(Row.BINDING, worker) != UNBOUND:
         cells[Row.BINDING, worker] = clock
     if steps:
         measured = round(seconds * 1e6 / steps)
-        before = int(cells[Row.STEP_US, worker])
+        before = cells.item(Row.STEP_US, worker)
         cells[Row.STEP_US, worker] = (before * 3 + measured) // 4 if before else measured
 
 
-def hold(cells: Cells, worker: int, discipline: Discipline) -> None:
-    """Mark `worker` as waiting, with the one it waits for."""
-    cells[Row.WAITING, worker] = 1
+def blame(cells: Cells, worker: int, discipline: Discipline) -> None:
+    """Note whom a waiting worker waits for."""
     if isinstance(discipline.gather, All):
         found = blockers(cells, worker, discipline)
         cells[Row.BLOCKER, worker] = found[0] if found else NOBODY
     else:
-        cells[Row.BLOCKER, worker] = int(cells[Row.BINDING].argmin())
+        cells[Row.BLOCKER, worker] = cells[Row.BINDING].argmin()
 
 
 def let_go(cells: Cells, worker: int, version: int) -> None:

@@ -188,6 +188,11 @@ class Cluster:
         return cls(tuple(machines))
 
     @classmethod
+    def read(cls, text: str) -> Self:
+        """A cluster from a TOML file (`lab.toml`) or from compute times (`20ms,80ms`)."""
+        return cls.from_toml(text) if text.endswith(".toml") else cls.parse(text)
+
+    @classmethod
     def from_toml(cls, path: str | Path) -> Self:
         """The cluster that a TOML file describes."""
         text = read_text(Path(path))

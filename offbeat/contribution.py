@@ -62,12 +62,6 @@ class Snapshot:
     parameters: list[Flat] | None = None
     updater: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that come back."""
-        beside = sum(tensor.numel() * tensor.element_size() for tensor in self.updater.values())
-        return beside + sum(flat.table.payload_bytes for flat in self.parameters or [])
-
 
 class Verdict(Enum):
     """What the store says to a contribution."""

@@ -82,9 +82,12 @@ class Job:
 
     def make_store(self, log: Log) -> Store:
         leases = Leases(self.samples, self.batch_size, self.epochs)
-        return Store(
+        store = Store(
             self.discipline, self.workers, leases, log, self.make_parameters(), self.hash_every
         )
+        if isinstance(self.content, Ghost):
+            store.pull_bytes = self.content.nbytes
+        return store
 
     def make_parameters(self) -> Parameters | None:
         if isinstance(self.content, Ghost):
@@ -117,21 +120,15 @@ class Job:
 
     def push_bytes(self, store: Store) -> int:
         """Bytes of one contribution, known before it is computed."""
-        if isinstance(self.content, Ghost) or store.parameters is None:
-            return self.content.nbytes if isinstance(self.content, Ghost) else 0
         parameters = store.parameters
+        if parameters is None:
+            return store.pull_bytes
         entries = [entry for table in parameters.tables for entry in table]
         if self.codec is None:
             size = sum(entry.nbytes for entry in entries)
         else:
             size = sum(self.codec.nbytes(entry.shape, entry.dtype) for entry in entries)
         return size + sum(e.nbytes for e in parameters.buffers if e.policy == "averaged")
-
-    def pull_bytes(self, store: Store) -> int:
-        """Bytes of one pull."""
-        if isinstance(self.content, Ghost) or store.parameters is None:
-            return self.content.nbytes if isinstance(self.content, Ghost) else 0
-        return sum(table.payload_bytes for table in store.parameters.tables)
 
     def export(self, store: Store) -> nn.Module | None:
         """A fresh copy of the model with the store's parameters."""

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -164,8 +164,14 @@ class Log:
 class Listener:
     """Sees every record as it is written; a progress display is one."""
 
+    def begin(self, store: Any, samples: int) -> None:
+        """A run over `samples` begins; its store's board may be read at any time, not written."""
+
     def see(self, record: Entry) -> None:
-        raise NotImplementedError
+        """Something happened."""
+
+    def end(self) -> None:
+        """The run is over, or has been stopped."""
 
 
 def read(path: Path) -> Iterator[Entry]:

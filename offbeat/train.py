@@ -93,10 +93,14 @@ def train(
             job, store, folder, evaluator, every or len(wanted.data), checkpoint_every  # type: ignore[arg-type]
         )  # fmt: skip
         log.listeners += [tally, *listeners]
+        for listener in log.listeners:
+            listener.begin(store, job.samples * job.epochs)
         try:
             return _simulate(job, cluster, store, session, tally, saved)
         finally:
             log.close()
+            for listener in log.listeners:
+                listener.end()
 
 
 def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
@@ -201,7 +205,7 @@ def _finish(job: Job, sim: Simulation, session: Session, tally: Tally) -> Run:
     assert store.parameters is not None
     memory = {
         "store": store.parameters.nbytes,
-        "worker": max((worker.nbytes for worker in sim.workers if worker), default=0),
+        "worker": max((worker.nbytes for worker in sim.workers.values()), default=0),
     }
     summary = tally.summary(
         str(job.discipline),

@@ -72,7 +72,7 @@ class Simulation:
         self.store_free = 0.0
         self.ready: deque[int] = deque()  # workers that may go on at this moment
         self.agents = [Agent(Cycle(), Timing()) for _ in cluster.machines]
-        self.workers: list[Worker | None] = [None] * len(cluster)
+        self.workers: dict[int, Worker] = {}
         self.paces = [
             Pace(machine.compute, job.seed, number)
             for number, machine in enumerate(cluster.machines)
@@ -82,7 +82,7 @@ class Simulation:
             Kind.JOIN: lambda event: self._join(event.worker),
             Kind.BEGIN: lambda event: self._advance(event.worker),
             Kind.COMPUTED: self._computed,
-            Kind.ARRIVED: self._arrived,
+            Kind.ARRIVED: lambda event: self._arrived(event.worker),
             Kind.SERVED: lambda event: self._serve(event.worker),
             Kind.PAUSE: self._pause,
             Kind.WAKE: self._wake,
@@ -91,7 +91,7 @@ class Simulation:
         }
 
     def _link_times(self) -> tuple[list[float], list[float]]:
-        push, pull = self.job.push_bytes(self.store), self.job.pull_bytes(self.store)
+        push, pull = self.job.push_bytes(self.store), self.store.pull_bytes
         machines = self.cluster.machines
         return (
             [m.latency + push / m.bandwidth for m in machines],
@@ -154,7 +154,7 @@ class Simulation:
 
     def _advance(self, number: int) -> None:
         """Follow the worker's cycle until something takes time."""
-        agent, worker = self.agents[number], self._worker(number)
+        agent, worker = self.agents[number], self.workers[number]
         cycle = agent.cycle
         while True:
             if cycle.action is Action.COMPUTE:
@@ -168,7 +168,10 @@ class Simulation:
             if cycle.action is Action.PUSH:
                 seconds = self.push_seconds[number]
                 agent.timing.communication += seconds
-                self._plan_own(Kind.ARRIVED, number, seconds)
+                if seconds or agent.silent_until > self.now:
+                    self._plan_own(Kind.ARRIVED, number, seconds)
+                else:
+                    self._arrived(number)
                 return
             if self.store.lost(number):  # it was given up while it was silent
                 self._join(number)
@@ -190,12 +193,12 @@ class Simulation:
     def _lease(self, number: int) -> None:
         lease = self.store.lease(number)
         if lease is not None:
-            self._worker(number).take(lease)
+            self.workers[number].take(lease)
         self.agents[number].cycle.leased(lease is not None)
 
     def _grant(self, number: int) -> None:
         """The worker may go on: it takes this version and its next samples with it."""
-        agent, worker = self.agents[number], self._worker(number)
+        agent, worker = self.agents[number], self.workers[number]
         if not agent.alive:
             return
         agent.timing.wait += self.now - agent.waiting_since
@@ -215,17 +218,17 @@ class Simulation:
         self.agents[event.worker].cycle.computed()
         self._advance(event.worker)
 
-    def _arrived(self, event: Event) -> None:
+    def _arrived(self, number: int) -> None:
         """One contribution at a time: the store may still be busy with an earlier one."""
         if self.cluster.apply == 0:
-            self._serve(event.worker)
+            self._serve(number)
             return
         self.store_free = max(self.now, self.store_free) + self.cluster.apply
-        self.agents[event.worker].timing.communication += self.store_free - self.now
-        self._plan(Kind.SERVED, event.worker, self.store_free)
+        self.agents[number].timing.communication += self.store_free - self.now
+        self._plan(Kind.SERVED, number, self.store_free)
 
     def _serve(self, number: int) -> None:
-        agent, worker = self.agents[number], self._worker(number)
+        agent, worker = self.agents[number], self.workers[number]
         if self.store.lost(number):
             # A contribution of the dead is refused unread, so there is no need to compute it.
             self.store.refuse(number, worker.incarnation, agent.sequence, self.now)
@@ -237,16 +240,12 @@ class Simulation:
         verdict = self.store.push(contribution, self.now)
         assert verdict in (Verdict.ADMITTED, Verdict.DROPPED), verdict
         agent.cycle.pushed()
+        if agent.cycle.action is not Action.PULL:  # a pull asks the board anyway
+            self._board_moved()
         self._advance(number)
-        self._board_moved()
 
     def _board_moved(self) -> None:
         self.ready.extend(self.store.released())
-
-    def _worker(self, number: int) -> Worker:
-        worker = self.workers[number]
-        assert worker is not None
-        return worker
 
     # ------------------------------------------------------------ faults
 
@@ -312,7 +311,7 @@ class Simulation:
             "store_free": self.store_free,
             "heap": sorted(self.heap),
             "agents": self.agents,
-            "workers": [worker.meta() if worker else None for worker in self.workers],
+            "workers": {number: worker.meta() for number, worker in self.workers.items()},
         }
 
     def load_meta(self, meta: dict[str, Any]) -> None:

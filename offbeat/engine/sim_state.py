@@ -20,9 +20,8 @@ def tensors_of(sim: Simulation) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if store.parameters is not None:
         found |= {f"store/{k}": t for k, t in store.parameters.state().items()}
-    for number, worker in enumerate(sim.workers):
-        if worker is not None:
-            found |= {f"worker/{number}/{k}": t for k, t in worker.tensors().items()}
+    for number, worker in sim.workers.items():
+        found |= {f"worker/{number}/{k}": t for k, t in worker.tensors().items()}
     for index, one in enumerate(store.gathered):
         prefix = f"gathered/{index}"
         if one.payload is not None:
@@ -51,11 +50,10 @@ def restore(sim: Simulation, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     if store.parameters is not None:
         store.parameters.load(under("store/", tensors), meta["parameters"])
     sim.load_meta(meta["sim"])
-    for number, saved in enumerate(meta["sim"]["workers"]):
-        if saved is not None:
-            worker = sim.job.make_worker(store, number, saved["incarnation"])
-            worker.load(under(f"worker/{number}/", tensors), saved)
-            sim.workers[number] = worker
+    for number, saved in meta["sim"]["workers"].items():
+        worker = sim.job.make_worker(store, int(number), saved["incarnation"])
+        worker.load(under(f"worker/{number}/", tensors), saved)
+        sim.workers[int(number)] = worker
     store.gathered = [
         _contribution(sim, under(f"gathered/{index}/", tensors), saved)
         for index, saved in enumerate(meta["gathered"])

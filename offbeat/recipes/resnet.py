@@ -57,10 +57,6 @@ class ResNet50(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if isinstance(module, Bottleneck):
-                # Blocks start as their shortcut; at full strength a small batch makes early
-                # steps raise the loss.
-                nn.init.zeros_(module.scale)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.blocks(self.stem(images))
@@ -74,24 +70,22 @@ class Bottleneck(nn.Module):
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         wide = EXPANSION * width
+        widen, last_norm = _convolution(width, wide, kernel=1)
+        # A block starts as its shortcut: at full strength, small batches raise the loss at first.
+        nn.init.zeros_(last_norm.get_parameter("weight"))
         self.branch = nn.Sequential(
             *_convolution(channels, width, kernel=1),
             nn.ReLU(),
             # v1.5: the 3 by 3 convolution strides, so no input pixel is skipped unseen.
             *_convolution(width, width, kernel=3, stride=stride),
             nn.ReLU(),
-            *_convolution(width, wide, kernel=1),
+            widen,
+            last_norm,
         )
         same = channels == wide and stride == 1
         self.shortcut = (
             nn.Identity() if same else nn.Sequential(*_convolution(channels, wide, 1, stride))
         )
-
-    @property
-    def scale(self) -> Tensor:
-        """How strongly each channel of the branch counts: the weight of its last batch norm."""
-        weight: Tensor = self.branch[-1].weight
-        return weight
 
     def forward(self, states: Tensor) -> Tensor:
         return functional.relu(self.branch(states) + self.shortcut(states))

@@ -35,17 +35,20 @@ class Evaluator:
             else:
                 output = model(batch[0])
                 value = self.loss(output, batch[1])
-                if _classifies(output, batch[1]):
-                    right += int((output.argmax(1) == batch[1]).sum())
+                classes = _classes(output, batch[1])
+                if classes is not None:
+                    right += int((output.argmax(classes) == batch[1]).sum())
                     labelled += batch[1].numel()
             total += value.item() * len(rows)
         return total / len(self.reader), right / labelled if labelled else None
 
 
-def _classifies(output: Any, target: Any) -> bool:
-    """Class scores (N, C, ...) against whole-number labels (N, ...)."""
+def _classes(output: Any, target: Any) -> int | None:
+    """Which dimension of the output holds class scores for whole-number targets, if one does."""
     if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
-        return False
-    whole = not target.is_floating_point() and not target.is_complex()
-    fits = output.dim() == target.dim() + 1 and output.shape[:1] == target.shape[:1]
-    return whole and fits and output.shape[2:] == target.shape[1:]
+        return None
+    if target.is_floating_point() or target.is_complex() or output.dim() != target.dim() + 1:
+        return None
+    if output.shape[:1] + output.shape[2:] == target.shape:
+        return 1  # (N, C, ...), as PyTorch's losses have it
+    return -1 if output.shape[:-1] == target.shape else None

@@ -43,11 +43,19 @@ class Store:
         self.cells = board.new_board(workers)
         self.leases, self.log, self.parameters = leases, log, parameters
         self.hash_every = hash_every
+        self.pull_bytes = parameters.pull_bytes if parameters is not None else 0
         self.version = 0
         self.epoch = 0  # epochs done
         self.gathered: list[Contribution] = []
         self._barrier = isinstance(self.discipline.gather, All)
         self._free = not self._barrier and self.discipline.wait is None
+        send = self.discipline.send
+        self._steps = 1  # local steps between two pushes
+        if isinstance(send, Change | Elastic):
+            self._steps = send.every
+        elif isinstance(send, Accumulated):
+            self._steps = send.push
+        self._by_speed = isinstance(send, Change) and send.by_speed
         self._low = board.UNBOUND
         self._moved = False  # whether a waiting worker may have been released
 
@@ -101,7 +109,7 @@ class Store:
 
     def lost(self, worker: int) -> bool:
         """Whether `worker` has been given up and must join again."""
-        return bool(self.cells[Row.STATE, worker] == State.LOST)
+        return bool(self.cells.item(Row.STATE, worker) == State.LOST)
 
     @property
     def finished(self) -> bool:
@@ -113,10 +121,10 @@ class Store:
         """Admit a contribution once, and apply it when enough have been gathered."""
         part, cells = contribution.part, self.cells
         worker = part.worker
-        dead = cells[Row.STATE, worker] in (State.ABSENT, State.LOST)
-        if dead or part.incarnation != cells[Row.INCARNATION, worker]:
+        dead = cells.item(Row.STATE, worker) in (State.ABSENT, State.LOST)
+        if dead or part.incarnation != cells.item(Row.INCARNATION, worker):
             return self.refuse(worker, part.incarnation, part.sequence, now)
-        if part.sequence <= cells[Row.SEQUENCE, worker]:
+        if part.sequence <= cells.item(Row.SEQUENCE, worker):
             return Verdict.REPEATED
         cells[Row.SEQUENCE, worker] = part.sequence
         board.tick(cells, worker, len(part.leases), part.compute)
@@ -148,9 +156,9 @@ class Store:
         return board.complete(self.cells, self.discipline, len(self.gathered))
 
     def _update(self, now: float) -> None:
-        # Sorted, so that the sum does not depend on who was faster.
-        group = sorted(self.gathered, key=lambda c: (c.part.worker, c.part.sequence))
-        self.gathered = []
+        group, self.gathered = self.gathered, []
+        if len(group) > 1:  # sorted, so that the sum does not depend on who was faster
+            group.sort(key=lambda c: (c.part.worker, c.part.sequence))
         rate = self.parameters.update(group) if self.parameters is not None else 1.0
         self.version += 1
         record = Updated(now, self.version, [c.part for c in group], rate)
@@ -163,7 +171,7 @@ class Store:
             self.cells[Row.PENDING, one.part.worker] = 0
             outcome = "skipped" if one.part.skipped else "applied"
             self._close_epochs(self.leases.ledger.settle(one.part.leases, outcome), now)
-        self._moved = True
+        self._moved |= self._barrier  # under slack only clocks release anybody
 
     def _close_epochs(self, epochs: list[int], now: float) -> None:
         for epoch in epochs:
@@ -178,11 +186,14 @@ class Store:
         """`worker` wants to go on; returns all who may go now, itself among them or not."""
         if self._free:
             return [worker]
-        board.hold(self.cells, worker, self.discipline)
-        return self.released(worker)
+        self.cells[Row.WAITING, worker] = 1
+        free = self.released(worker)
+        if worker not in free:
+            board.blame(self.cells, worker, self.discipline)
+        return free
 
     def released(self, asking: int | None = None) -> list[int]:
-        """Waiting workers that may go on since the board last moved."""
+        """Waiting workers that may go on since the board last moved, and `asking` if it may."""
         if self._free:
             return []
         if not self._barrier:
@@ -192,9 +203,10 @@ class Store:
         if self._moved:
             self._moved = False
             free = board.released(self.cells, self.discipline)
+        elif asking is not None and board.may_go(self.cells, asking, self.discipline, self._low):
+            free = [asking]
         else:
-            may = asking is not None and board.may_go(self.cells, asking, self.discipline)
-            free = [asking] if may and asking is not None else []
+            return []
         # From here on they are on their way, so that nobody is released twice.
         self.cells[Row.WAITING, free] = 0
         return free
@@ -202,23 +214,17 @@ class Store:
     def pull(self, worker: int, now: float, computed: list[Lease] | None = None) -> Snapshot:
         """The parameters of this version; `computed` are steps done since the last push."""
         board.let_go(self.cells, worker, self.version)
-        steps = self._steps(worker)
-        snapshot = Snapshot(self.version, steps, self.epoch)
+        steps = self._steps
+        if self._by_speed:
+            steps = board.steps_by_speed(self.cells, worker, steps)
+        snapshot, size = Snapshot(self.version, steps, self.epoch), self.pull_bytes
         if self.parameters is not None:
             self.parameters.weigher.remember(worker)
             snapshot.parameters = self.parameters.flats
             snapshot.updater = self.parameters.updater_state
-        self.log.write(Pulled(now, worker, self.version, computed or [], steps, snapshot.nbytes))
+            size += sum(t.numel() * t.element_size() for t in snapshot.updater.values())
+        self.log.write(Pulled(now, worker, self.version, computed or [], steps, size))
         return snapshot
-
-    def _steps(self, worker: int) -> int:
-        send = self.discipline.send
-        if isinstance(send, Change):
-            by_speed = send.by_speed
-            return board.steps_by_speed(self.cells, worker, send.every) if by_speed else send.every
-        if isinstance(send, Elastic):
-            return send.every
-        return send.push if isinstance(send, Accumulated) else 1
 
     # ------------------------------------------------------------ state
 

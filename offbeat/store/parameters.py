@@ -36,6 +36,7 @@ class Parameters:
         self.tables = place(parameter_entries(model), placement)
         self.buffers: list[Entry] = buffer_entries(model, policies or {})
         self.flats = [Flat(table) for table in self.tables]
+        self.pull_bytes = sum(table.payload_bytes for table in self.tables)
         own = dict(model.named_parameters())
         with torch.no_grad():
             for flat in self.flats:
@@ -53,8 +54,8 @@ class Parameters:
         """Apply contributions as one step; returns what staleness made of the learning rate.
 
         The weighted mean Σ nᵢ fᵢ gᵢ / Σ nᵢ (n samples, f staleness factor) is split into a
-        direction, Σ nᵢ fᵢ gᵢ / Σ nᵢ fᵢ, and a rate, Σ nᵢ fᵢ / Σ nᵢ. The rate scales the learning rate, as the
-        papers have it; on the gradient it would be undone by a rule that normalises, like Adam.
+        direction, Σ nᵢ fᵢ gᵢ / Σ nᵢ fᵢ, and a rate, Σ nᵢ fᵢ / Σ nᵢ. The rate scales the learning
+        rate, as the papers have it; a rule that normalises, like Adam, would undo it on a gradient.
         """
         live = [c for c in contributions if c.part.samples and not c.part.skipped]
         for one in live:

@@ -1,0 +1,61 @@
+"""The command line: `offbeat simulate`, `offbeat replay` and `offbeat demo`."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import offbeat
+from offbeat.cli.demo import demo
+from offbeat.cli.output import EXIT_CODES, INTERRUPTED, fail
+from offbeat.cli.replay import replay
+from offbeat.cli.simulate import simulate
+from offbeat.errors import ConfigError, OffbeatError
+
+app = typer.Typer(
+    help="Train PyTorch models on uneven workers, from lock-step to free-running, "
+    "and see what each way costs.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, simulate, replay):
+    app.command(epilog=EXIT_CODES)(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; a user's mistake becomes a line and an exit code, never a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    try:
+        return int(app(words, prog_name="offbeat", standalone_mode=False) or 0)
+    except OffbeatError as error:
+        return fail(str(error), error.exit_code, as_json)
+    except typer.Abort:
+        return fail("stopped", INTERRUPTED, as_json)
+    except Exception as error:
+        # Typer's errors of usage have no base class that is public in all its versions.
+        if callable(message := getattr(error, "format_message", None)):
+            return fail(f"{message()} (see offbeat --help)", ConfigError.exit_code, as_json)
+        traceback.print_exc()
+        return fail(f"{type(error).__name__}: {error}", OffbeatError.exit_code, as_json)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"offbeat {offbeat.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)

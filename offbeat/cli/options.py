@@ -1,0 +1,88 @@
+"""The flags of the command line, each with its words of help."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+TASK, TRAINING, FOLDER, COST = "Task", "Workers and training", "Run folder", "Cost-only"
+
+
+class Nonfinite(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+
+
+def _in(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+# ---------------------------------------------------------------- what is trained
+
+Recipe = Annotated[
+    str | None, _in(TASK, "digits (used if nothing is given), mnist, chars or resnet50.")
+]
+Option = Annotated[
+    list[str] | None,
+    _in(TASK, "For the recipe, as in folder=data/mnist. May be repeated.", metavar="KEY=VALUE"),
+]
+Script = Annotated[
+    str | None,
+    _in(
+        TASK,
+        "A function that returns offbeat.Task or (model, data, loss[, test]).",
+        metavar="FILE.py:FUNCTION",
+    ),
+]
+
+# ---------------------------------------------------------------- by whom and how
+
+Sync = Annotated[
+    str,
+    _in(
+        TRAINING,
+        "bsp, soft:2, ssp:3, asp, asp:weigh=inverse, local:16, diloco:100, asup, ...",
+        metavar="DISCIPLINE",
+    ),
+]
+Cluster = Annotated[
+    str | None,
+    _in(TRAINING, "A TOML file, or one compute time per worker: 20ms,20ms,80ms."),
+]
+Workers = Annotated[int | None, _in(TRAINING, "Equal workers, 4 unless given.", "-n", "--workers")]
+BatchSize = Annotated[int | None, _in(TRAINING, "Samples per step; else the task's own.")]
+Epochs = Annotated[int | None, _in(TRAINING, "Passes over the data, 1 unless given.")]
+Rate = Annotated[float | None, _in(TRAINING, "Learning rate; else the task's own.")]
+Codec = Annotated[
+    str | None, _in(TRAINING, "Make contributions smaller: bf16, int8, topk:0.01, ...")
+]
+Shards = Annotated[int, _in(TRAINING, "Parts of the store.")]
+Seed = Annotated[int, _in(TRAINING, "Of initial weights, order and simulated times.")]
+EvaluateEvery = Annotated[int | None, _in(TRAINING, "Samples between two tests; else one epoch.")]
+OnNonfinite = Annotated[Nonfinite, _in(TRAINING, "What to do with a gradient that is not finite.")]
+
+# ---------------------------------------------------------------- where it is kept
+
+Out = Annotated[
+    Path | None, _in(FOLDER, "Keep log, checkpoints and model in this folder.", metavar="DIR")
+]
+Resume = Annotated[bool, _in(FOLDER, "Go on with the run in --out.", "--resume")]
+CheckpointEvery = Annotated[
+    int | None, _in(FOLDER, "Versions between two checkpoints; else one epoch.")
+]
+RunDir = Annotated[
+    Path, typer.Argument(help="A run folder, made with simulate --out.", metavar="RUN_DIR")
+]
+Every = Annotated[int, typer.Option(help="Compare every K-th version.", metavar="K")]
+
+# ---------------------------------------------------------------- costs alone, and output
+
+CostOnly = Annotated[
+    bool, _in(COST, "Time and bytes without gradients, for up to 10,000 workers.", "--cost-only")
+]
+Steps = Annotated[int | None, _in(COST, "Steps per worker, 100 unless given.")]
+ModelBytes = Annotated[int | None, _in(COST, "Size of the model, 0 unless given.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")
+]

@@ -1,0 +1,27 @@
+"""What every command shares: how results and failures leave the program."""
+
+import sys
+from typing import Any
+
+import msgspec
+
+INTERRUPTED = 130  # what shells expect of a program that Ctrl-C stopped
+EXIT_CODES = (
+    "Exit codes: 0 fine, 1 other error of offbeat, 2 bad input, 3 the run failed, "
+    "4 run folder or checkpoint unusable, 5 replay differs, 130 stopped by Ctrl-C."
+)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    # msgspec writes null where Python's own encoder would write NaN, which is not JSON.
+    print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
+
+
+def fail(message: str, code: int, as_json: bool) -> int:
+    """Say what went wrong, and return the exit code."""
+    if as_json:
+        print_json({"error": message, "exit_code": code})
+    else:
+        print(f"error: {message}", file=sys.stderr)
+    return code

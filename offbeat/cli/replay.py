@@ -1,0 +1,69 @@
+"""`offbeat replay`: run a log again and say whether it arrives at the same bits."""
+
+import sys
+
+import typer
+
+from offbeat.cli import options
+from offbeat.cli.output import print_json
+from offbeat.cli.source import recorded
+from offbeat.errors import ConfigError, ReplayMismatch
+from offbeat.replay import Replay
+from offbeat.replay import replay as run_again
+from offbeat.store.checkpoint import RunFolder
+
+
+def replay(
+    run_dir: options.RunDir,
+    script: options.Script = None,
+    every: options.Every = 1,
+    json: options.Json = False,
+) -> None:
+    """Run the log of a run folder again and compare the parameters of every version."""
+    if every < 1:
+        raise ConfigError(f"--every must be at least 1, not {every}")
+    config = RunFolder(run_dir).config()
+    origin = recorded(config, run_dir, script)
+    task = origin.make()
+    # An optimiser that the folder cannot name is code, and comes from the script.
+    described = config.get("optimizer")
+    custom = script is not None and described is not None and described["settings"] is None
+    try:
+        found = run_again(
+            run_dir,
+            task.model,
+            task.data,
+            task.loss,
+            optimizer=task.optimizer if custom else None,
+            every=every,
+        )
+    except Exception as error:
+        origin.blame(error)
+        raise
+    words = _words(found)
+    if json:
+        failure = {} if found.identical else {"error": words, "exit_code": ReplayMismatch.exit_code}
+        print_json(
+            {
+                "folder": str(run_dir),
+                "identical": found.identical,
+                "versions": found.versions,
+                "compared": found.compared,
+                "difference": found.difference,
+            }
+            | failure
+        )
+    else:
+        print(words, file=sys.stdout if found.identical else sys.stderr)
+    if not found.identical:
+        raise typer.Exit(ReplayMismatch.exit_code)
+
+
+def _words(found: Replay) -> str:
+    if found.difference is not None:
+        return f"differs first at version {found.difference.version}: {found.difference.reason}"
+    if not found.compared:
+        return f"nothing compared: the log has {found.versions} versions and no hash among them"
+    if found.compared == found.versions:
+        return f"identical at all {found.versions} versions"
+    return f"identical at the {found.compared} versions compared, of {found.versions}"

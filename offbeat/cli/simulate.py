@@ -1,0 +1,160 @@
+"""`offbeat simulate`: train on a simulated cluster, or only ask what that would cost."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from offbeat import cluster as clusters
+from offbeat.cli import options
+from offbeat.cli.options import Nonfinite
+from offbeat.cli.output import INTERRUPTED, fail, print_json
+from offbeat.cli.source import check_resumed, optimizer_for, source
+from offbeat.cost import estimate
+from offbeat.discipline import parse
+from offbeat.errors import ConfigError
+from offbeat.report.live import Progress
+from offbeat.report.summary import Summary
+from offbeat.report.tables import console, run_table, seconds
+from offbeat.run import Run
+from offbeat.train import train
+
+
+def simulate(
+    context: typer.Context,
+    recipe: options.Recipe = None,
+    option: options.Option = None,
+    script: options.Script = None,
+    sync: options.Sync = "bsp",
+    cluster: options.Cluster = None,
+    workers: options.Workers = None,
+    batch_size: options.BatchSize = None,
+    epochs: options.Epochs = None,
+    lr: options.Rate = None,
+    codec: options.Codec = None,
+    shards: options.Shards = 1,
+    seed: options.Seed = 0,
+    evaluate_every: options.EvaluateEvery = None,
+    nonfinite: options.OnNonfinite = Nonfinite.STOP,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    checkpoint_every: options.CheckpointEvery = None,
+    cost_only: options.CostOnly = False,
+    steps: options.Steps = None,
+    model_bytes: options.ModelBytes = None,
+    json: options.Json = False,
+) -> None:
+    """Train on a simulated cluster: real gradients, virtual time."""
+    discipline = parse(sync)
+    place = _cluster(cluster, workers)
+    with Progress(f"{sync}, {len(place)} workers") as progress:
+        if cost_only:
+            _refuse_given(context, _TRAINING_ONLY, "has no effect with --cost-only: leave it out")
+            figures = estimate(
+                place,
+                discipline,
+                steps=100 if steps is None else steps,
+                batch_size=32 if batch_size is None else batch_size,
+                model_bytes=model_bytes or 0,
+                seed=seed,
+                listeners=[progress],
+            )
+            progress.end()
+            _show(figures, None, "cost only", json)
+            return
+        _refuse_given(context, ("steps", "model_bytes"), "needs --cost-only: add it")
+        origin = source(recipe, option or (), script, seed)
+        if resume and out is None:
+            raise ConfigError("--resume needs --out DIR, the folder of the run to go on with")
+        if resume and out is not None:
+            check_resumed(out, origin)
+        task = origin.make()
+        settings: dict[str, Any] = {
+            "evaluate_every": evaluate_every,
+            "checkpoint_every": checkpoint_every,
+            "codec": codec,
+        }
+        try:
+            run = train(
+                task.model,
+                task.data,
+                task.loss,
+                discipline=discipline,
+                optimizer=optimizer_for(task, discipline, sync, lr),
+                batch_size=task.batch_size if batch_size is None else batch_size,
+                epochs=1 if epochs is None else epochs,
+                cluster=place,
+                test=task.test,
+                seed=seed,
+                out=out,
+                resume=resume,
+                listeners=[progress],
+                origin=origin.origin,
+                shards=shards,
+                nonfinite=nonfinite.value,
+                **{key: value for key, value in settings.items() if value is not None},
+            )
+        except KeyboardInterrupt:
+            progress.end()
+            raise typer.Exit(_stopped(progress, out, json)) from None
+        except Exception as error:
+            origin.blame(error)
+            raise
+    _show(run.summary(), run, str(origin), json)
+
+
+_TRAINING_ONLY = (
+    *("recipe", "option", "script", "epochs", "lr", "codec", "out", "resume"),
+    *("evaluate_every", "checkpoint_every"),
+)
+
+
+def _refuse_given(context: typer.Context, names: tuple[str, ...], why: str) -> None:
+    """A flag that would be ignored is a mistake worth naming."""
+    for name in names:
+        if context.params.get(name):
+            raise ConfigError(f"--{name.replace('_', '-')} {why}")
+
+
+def _cluster(text: str | None, workers: int | None) -> clusters.Cluster:
+    if text is None:
+        return clusters.Cluster.equal(4 if workers is None else workers)
+    described = clusters.Cluster.read(text)
+    if workers is not None and workers != len(described):
+        raise ConfigError(
+            f"--workers {workers}, but --cluster describes {len(described)}: leave -n out"
+        )
+    return described
+
+
+def _show(figures: Summary, run: Run | None, what: str, as_json: bool) -> None:
+    if as_json:
+        result: dict[str, Any] = {"task": what, "summary": figures.to_dict()}
+        if run is not None:
+            result |= {"tests": run.history.tests, "folder": run.folder and str(run.folder)}
+        print_json(result)
+        return
+    screen = console(sys.stdout)
+    screen.print(f"{figures.discipline} on {figures.workers} simulated workers, {what}")
+    screen.print()
+    screen.print(run_table(figures))
+    if run is not None and run.folder is not None:
+        # A path is printed unbroken, so that it can be copied.
+        command = shlex.join(["offbeat", "replay", str(run.folder)])
+        print(f"\nkept in {run.folder}; to check it: {command}")
+
+
+def _stopped(progress: Progress, out: Path | None, as_json: bool) -> int:
+    """Say where a run was stopped and how to go on with it."""
+    if progress.store is None:
+        return fail("stopped before the run began", INTERRUPTED, as_json)
+    version, when = progress.store.version, seconds(progress.time)
+    where = f"stopped at version {version}, after {when} virtual s and {progress.done:.0%} of it"
+    if out is None:
+        return fail(f"{where}; nothing was kept: with --out DIR a run can be resumed",
+                    INTERRUPTED, as_json)  # fmt: skip
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    command = shlex.join(["offbeat", *words, "--resume"])
+    return fail(f"{where}; go on with:\n  {command}", INTERRUPTED, as_json)

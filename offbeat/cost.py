@@ -1,0 +1,51 @@
+"""A run without gradients: what a discipline costs in time and bytes, for up to 10,000 workers."""
+
+from collections.abc import Sequence
+
+from offbeat.cluster import Cluster
+from offbeat.discipline import Discipline, as_discipline
+from offbeat.engine.sim import Simulation
+from offbeat.errors import ConfigError
+from offbeat.job import Ghost, Job
+from offbeat.log import Listener, Log
+from offbeat.report.summary import Summary, Tally
+
+
+def estimate(
+    cluster: Cluster | str,
+    discipline: Discipline | str,
+    *,
+    steps: int = 100,
+    batch_size: int = 32,
+    model_bytes: int = 0,
+    seed: int = 0,
+    listeners: Sequence[Listener] = (),
+) -> Summary:
+    """Simulate `steps` steps per worker of a model of `model_bytes` that is never computed."""
+    for name, value, least in (
+        ("steps", steps, 1),
+        ("batch_size", batch_size, 1),
+        ("model_bytes", model_bytes, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} must be at least {least}, not {value}")
+    if isinstance(cluster, str):
+        cluster = Cluster.read(cluster)
+    workers = len(cluster)
+    samples = workers * steps * batch_size
+    job = Job(Ghost(model_bytes, samples), as_discipline(discipline), workers, batch_size, 1, seed)
+    log, tally = Log(), Tally(workers, history=False)
+    log.listeners += [tally, *listeners]
+    store = job.make_store(log)
+    for listener in log.listeners:
+        listener.begin(store, samples)
+    sim = Simulation(job, cluster, store)
+    sim.start()
+    try:
+        while sim.step():
+            pass
+    finally:
+        for listener in log.listeners:
+            listener.end()
+    ledger = store.leases.ledger.summary()
+    return tally.summary(str(job.discipline), "cost only", ledger, {"store": 0, "worker": 0}, "")

@@ -1,0 +1,153 @@
+"""A display of a run while it goes: bars in a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import IO, Any, Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.board import NOBODY, Row, State
+from offbeat.log import Entry, Listener, Updated
+from offbeat.report.tables import COLUMNS, console, rate, seconds
+
+REDRAW = 0.1  # real seconds between two pictures in a terminal
+LINES = 2.0  # real seconds between two plain lines elsewhere
+SMOOTH = 0.95  # how much of the smoothed loss an update leaves
+SHOWN = 8  # workers with a row of their own
+
+
+class Progress(Listener):
+    """Shows a run on standard error; costs a look at the clock per record, and little else.
+
+    `title` is shown above the bar. Leaving the `with` block ends the display, whatever happened.
+    """
+
+    def __init__(self, title: str = "", file: IO[str] | None = None):
+        self.title = title
+        self.console = console(file or sys.stderr)
+        self.interval = REDRAW if self.console.is_terminal else LINES
+        self.live: Live | None = None
+        self.store: Any = None
+        self.samples = 0
+        self.time = 0.0  # virtual
+        self.loss: float | None = None
+        self.staleness: list[int] = []  # of every worker's last contribution
+        self.stale_sum = self.parts = 0
+        self.due = 0.0  # real time of the next picture
+
+    # ------------------------------------------------------------ a listener
+
+    def begin(self, store: Any, samples: int) -> None:
+        self.store, self.samples = store, samples
+        self.staleness = [0] * store.cells.shape[1]
+        self.due = time.monotonic() + self.interval
+        if self.console.is_terminal:
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
+            # A process that is killed cannot show the cursor again, so it is never hidden.
+            self.console.show_cursor(True)
+
+    def see(self, record: Entry) -> None:
+        self.time = record.time
+        if isinstance(record, Updated):
+            self._updated(record)
+        now = time.monotonic()
+        if now >= self.due:
+            self.due = now + self.interval
+            self.draw()
+
+    def end(self) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def _updated(self, record: Updated) -> None:
+        for part in record.parts:
+            self.staleness[part.worker] = part.staleness
+            self.stale_sum += part.staleness
+            self.parts += 1
+            if part.skipped:
+                continue
+            before = part.loss if self.loss is None else self.loss
+            self.loss = SMOOTH * before + (1 - SMOOTH) * part.loss
+
+    # ------------------------------------------------------------ pictures
+
+    def draw(self) -> None:
+        """Show how things stand now."""
+        if self.live is not None:
+            self.live.update(self.picture(), refresh=True)
+        else:
+            self.console.print(f"{self.done:4.0%}  {self.line()}", markup=False)
+
+    @property
+    def done(self) -> float:
+        """The share of the samples that have been dealt with."""
+        ledger = self.store.leases.ledger
+        counts = [*ledger.done, *ledger.lost.values()]
+        given_up: int = sum(c.get("dropped", 0) + c.get("skipped", 0) for c in counts)
+        return min(1.0, float(ledger.applied + given_up) / max(1, self.samples))
+
+    def line(self) -> str:
+        """The run in one line."""
+        applied = self.store.leases.ledger.applied
+        words = [f"{rate(applied / self.time if self.time else 0.0)} samples per virtual s"]
+        # Runs without gradients have no loss.
+        if self.loss is not None and self.store.parameters is not None:
+            words.append(f"loss {self.loss:.4g}")
+        if self.parts:
+            words.append(f"staleness {self.stale_sum / self.parts:.2f}")
+        words.append(f"at {seconds(self.time)} virtual s")
+        return "  ".join(words)
+
+    def picture(self) -> RenderableType:
+        """Bar, line and one row per worker."""
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            Text(self.title, style="bold"),
+            ProgressBar(total=1.0, completed=self.done, width=30),
+            f"{self.done:.0%}",
+        )
+        rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=min(COLUMNS - 1, 60))
+        rows.add_column("worker", width=8)
+        rows.add_column("state", ratio=1, no_wrap=True)
+        rows.add_column("clock", justify="right", width=8)
+        rows.add_column("staleness", justify="right", width=9)
+        cells = self.store.cells
+        count = cells.shape[1]
+        for worker in range(min(count, SHOWN)):
+            clock = f"{int(cells[Row.CLOCK, worker]):,}"
+            state = Text(*state_of(cells, worker))
+            rows.add_row(str(worker), state, clock, str(self.staleness[worker]))
+        if count > SHOWN:
+            waiting = int((cells[Row.WAITING] == 1).sum())
+            rows.add_row(f"+{count - SHOWN:,}", f"more; {waiting:,} of all {count:,} wait", "", "")
+        return Group(head, Text(self.line()), rows)
+
+
+def state_of(cells: Any, worker: int) -> tuple[str, str]:
+    """What `worker` does now, in words, and the style to show it in."""
+    state = int(cells[Row.STATE, worker])
+    if state != State.ACTIVE:
+        words = {State.ABSENT: "not there yet", State.RESTING: "resting", State.LOST: "lost"}
+        return words[state], "red" if state == State.LOST else "dim"
+    if not cells[Row.WAITING, worker]:
+        return "computing", "green"
+    blocker = int(cells[Row.BLOCKER, worker])
+    return ("waiting" if blocker == NOBODY else f"waiting for worker {blocker}"), "yellow"

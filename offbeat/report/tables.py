@@ -1,0 +1,196 @@
+"""What a run cost as tables for a terminal: one run in full, or several side by side."""
+
+from collections.abc import Sequence
+from typing import IO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.report.summary import Summary, WorkerFigures
+
+COLUMNS = 80  # every table fits, and output that goes to no terminal has this width
+MOST_WORKERS = 12  # shown one by one; of more, only those that waited longest and least
+EACH_END = 4
+
+
+def console(file: IO[str]) -> Console:
+    """A console on `file`: plain text of 80 columns unless that is a terminal."""
+    known = Console(file=file, highlight=False)
+    if known.is_terminal:
+        return known
+    return Console(file=file, highlight=False, width=COLUMNS, color_system=None)
+
+
+# ---------------------------------------------------------------- figures as words
+
+
+def seconds(value: float) -> str:
+    """Virtual seconds with three figures that matter: 0.52, 7.19, 1,240."""
+    for bound, digits in ((0.1, 4), (10, 2), (100, 1)):
+        if value < bound:
+            return f"{value:.{digits}f}" if value else "0"
+    return f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as links are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+# ---------------------------------------------------------------- one run
+
+
+def run_table(summary: Summary) -> RenderableType:
+    """Everything a run came to: its figures, then where each worker's time went."""
+    lines = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    lines.add_column(style="bold")
+    lines.add_column()
+    for name, text in figures(summary):
+        lines.add_row(name, Text(text))
+    return Group(lines, Text(""), workers_table(summary.per_worker))
+
+
+def figures(summary: Summary) -> list[tuple[str, str]]:
+    """The figures of a run as (name, words)."""
+    rows = [
+        (
+            "speed",
+            f"{rate(summary.samples_per_second)} samples per virtual second: "
+            f"{summary.samples:,} samples in {seconds(summary.seconds)} s",
+        ),
+        ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
+    ]
+    if summary.accuracy is not None:
+        rows.append(("accuracy", f"{percent(summary.accuracy)} on the test set"))
+    if summary.loss is not None:
+        rows.append(("loss", f"{summary.loss:.4f} on the test set"))
+    elif summary.train_loss is not None:
+        rows.append(("loss", f"{summary.train_loss:.4f} in the last update"))
+    rows += [
+        ("staleness", f"{summary.staleness_mean:.2f} on average, {summary.staleness_max} at most"),
+        ("waiting", f"{share(summary.wait_share)} of all workers' time"),
+        ("bytes", f"{size(summary.bytes_sent)} sent, {size(summary.bytes_received)} received"),
+    ]
+    if any(summary.memory.values()):
+        held = [f"{size(count)} {_HOLDERS.get(key, key)}" for key, count in summary.memory.items()]
+        rows.append(("memory", ", ".join(held)))
+    rows.append(("ledger", ledger_line(summary.ledger)))
+    if summary.parameter_hash:
+        rows.append(("parameters", f"hash {summary.parameter_hash}"))
+    return rows
+
+
+_HOLDERS = {"store": "at the store", "worker": "at the largest worker"}
+
+
+def _not_applied(summary: Summary) -> str:
+    """What became of contributions that were not applied, if there were any."""
+    counts = {
+        "dropped as too late": summary.dropped,
+        "skipped as not finite": summary.skipped,
+        "refused": summary.refused,
+    }
+    words = [f"{count:,} {name}" for name, count in counts.items() if count]
+    if summary.lost:
+        words.append(f"workers lost {summary.lost} times")
+    return "".join(f"; {word}" for word in words)
+
+
+def ledger_line(ledger: Sequence[dict[str, int]]) -> str:
+    """What became of the samples of all epochs, in one line."""
+    total = {key: sum(epoch[key] for epoch in ledger) for key in ledger[0]} if ledger else {}
+    epochs = "1 epoch" if len(ledger) == 1 else f"{len(ledger)} epochs"
+    rest = [f"{count:,} {key}" for key, count in total.items() if count and key != "applied"]
+    applied = f"{total.get('applied', 0):,} samples applied once"
+    return f"{epochs}: {', '.join([applied, *rest]) if rest else applied + ', none lost'}"
+
+
+def workers_table(workers: Sequence[WorkerFigures]) -> Table:
+    """Who computed, waited and talked for how long, in virtual seconds."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("worker")
+    for name in ("steps", "samples", "computing s", "waiting s", "sending s", "staleness"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = _worth_showing(workers)
+    for number in shown:
+        table.add_row(str(number), *_cells([workers[number]]))
+    rest = [mine for number, mine in enumerate(workers) if number not in shown]
+    if rest:
+        table.add_row(f"+{len(rest):,} more, mean", *_cells(rest))
+    return table
+
+
+def _worth_showing(workers: Sequence[WorkerFigures]) -> list[int]:
+    numbers = list(range(len(workers)))
+    if len(workers) <= MOST_WORKERS:
+        return numbers
+    # Those that waited least are the ones the others waited for.
+    by_wait = sorted(numbers, key=lambda number: -workers[number].wait)
+    return by_wait[:EACH_END] + by_wait[-EACH_END:]
+
+
+def _cells(group: Sequence[WorkerFigures]) -> list[str]:
+    """The figures of one worker, or the mean of several."""
+    n = len(group)
+    return [
+        f"{sum(w.steps for w in group) / n:,.0f}",
+        f"{sum(w.samples for w in group) / n:,.0f}",
+        seconds(sum(w.compute for w in group) / n),
+        seconds(sum(w.wait for w in group) / n),
+        seconds(sum(w.communication for w in group) / n),
+        f"{sum(w.staleness for w in group) / n:.2f}",
+    ]
+
+
+# ---------------------------------------------------------------- several runs
+
+
+def runs_table(
+    runs: Sequence[tuple[Summary, float | None]], target: float = 0.9, rows: int | None = None
+) -> Table:
+    """Several runs side by side, each with its virtual seconds to the `target` accuracy.
+
+    `rows` keeps room for runs that are still to come.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("discipline", no_wrap=True)
+    for name in (
+        f"{100 * target:.0f} % after\n(virtual s)",
+        "final\naccuracy",
+        "samples per\nvirtual s",
+        "mean\nstaleness",
+        "time spent\nwaiting",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    best = min((reached for _, reached in runs if reached is not None), default=None)
+    for summary, reached in runs:
+        words = "never" if reached is None else seconds(reached)
+        table.add_row(
+            summary.discipline,
+            Text(words, style="bold" if reached is not None and reached == best else ""),
+            percent(summary.accuracy),
+            rate(summary.samples_per_second),
+            f"{summary.staleness_mean:.2f}",
+            share(summary.wait_share),
+        )
+    for _ in range(len(runs), rows or 0):
+        table.add_row("...")
+    return table

@@ -1,0 +1,148 @@
+"""Sync-Switch: begin in lock-step, then run free, and keep the optimiser's state at the switch."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.table import Table
+
+from offbeat.cluster import Cluster
+from offbeat.discipline import ASP, BSP, Discipline
+from offbeat.errors import ConfigError, RunError
+from offbeat.studies.common import (
+    ACCURACY,
+    LOSS,
+    NEVER,
+    RATE,
+    SECONDS,
+    Bench,
+    Method,
+    Outcome,
+    Result,
+    Row,
+    TaskOf,
+    broken,
+    digits_task,
+    mnist_task,
+    outcome,
+    sgd,
+    table,
+)
+from offbeat.task import Task
+from offbeat.train import train
+
+ALL_BSP, ALL_ASP, OWN_ASP = "BSP", "ASP", "ASP, rate of its own"
+# The second phase reads the data in an order of its own, not again in the order of the first.
+SECOND_PHASE = 1000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the study is run; `rates` are those of a single worker, lock-step multiplies them."""
+
+    bench: Bench
+    rates: tuple[float, ...]
+    shares: tuple[float, ...] = (0.125, 0.25, 0.5)
+    workers: int = 8
+    batch_size: int = 16
+    momentum: float = 0.9
+    slower: float = 3.0
+
+    @property
+    def cluster(self) -> Cluster:
+        """Compute times that vary from step to step, and one worker that is always slow."""
+        return Cluster.with_straggler(self.workers, self.slower, "lognormal:20ms,0.3")
+
+    def method(self, name: str, discipline: Discipline, rate: float) -> Method:
+        rule = sgd(rate, self.momentum)
+        return Method(name, discipline, self.cluster, self.batch_size, rule)
+
+    def bsp(self, rate: float) -> Method:
+        return self.method(ALL_BSP, BSP(), self.workers * rate)
+
+    def asp(self, rate: float) -> Method:
+        return self.method(ALL_ASP, ASP(), rate)
+
+
+def digits_plan(task: TaskOf = digits_task) -> Plan:
+    return Plan(Bench(task, epochs=16, seeds=(0, 1, 2, 3, 4)), rates=(0.003, 0.01, 0.03, 0.06))
+
+
+def mnist_plan(folder: str) -> Plan:
+    return Plan(Bench(mnist_task(folder, limit=10000), epochs=8), rates=(0.001, 0.003, 0.01))
+
+
+def name_of(share: float) -> str:
+    return f"BSP {100 * share:g} %, then ASP"
+
+
+def study(plan: Plan) -> Result:
+    """Tune the rate in lock-step, switch at several points, and give ASP a rate of its own too."""
+    for share in plan.shares:
+        phases(plan.bench.epochs, share)
+    rate, sweep = plan.bench.choose(plan.bsp, plan.rates)
+    rows = [plan.bench.measure(plan.bsp(rate), rate, sweep)]
+    rows += [switching(plan, share, rate) for share in sorted(plan.shares, reverse=True)]
+    rows.append(plan.bench.measure(plan.asp(rate), rate))
+    rows.append(plan.bench.tuned(lambda r: replace(plan.asp(r), name=OWN_ASP), plan.rates))
+    setting = (
+        f"sync-switch: {plan.workers} workers, one {plan.slower:g}x slower, batch "
+        f"{plan.batch_size} each, momentum {plan.momentum}, {plan.bench.epochs} epochs; lock-step "
+        f"uses {plan.workers} times the rate"
+    )
+    return Result("sync-switch", setting, list(plan.bench.seeds), rows)
+
+
+def switching(plan: Plan, share: float, rate: float) -> Row:
+    outcomes = [
+        switched(plan, plan.bench.task(seed), share, rate, seed) for seed in plan.bench.seeds
+    ]
+    return Row(name_of(share), rate, outcomes)
+
+
+def phases(epochs: int, share: float) -> tuple[int, int]:
+    """Epochs in lock-step and epochs without; the switch falls between two epochs."""
+    first = share * epochs
+    if not first.is_integer() or not 0 < first < epochs:
+        raise ConfigError(
+            f"{100 * share:g} % of {epochs} epochs is not a whole number of epochs between 1 and "
+            f"{epochs - 1}; write a number of epochs that the share divides, such as 16"
+        )
+    return int(first), epochs - int(first)
+
+
+def switched(plan: Plan, task: Task, share: float, rate: float, seed: int) -> Outcome:
+    """Both phases of one run; the second starts from the folder of the first."""
+    first, second = phases(plan.bench.epochs, share)
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "first"
+        try:
+            before = _phase(plan.bsp(rate), task, first, seed, out=folder)
+            after = _phase(plan.asp(rate), task, second, seed + SECOND_PHASE, start=folder)
+        except RunError as error:
+            return broken(task, error)
+    return Outcome(
+        after.accuracy, after.loss, before.seconds + after.seconds,
+        before.updates + after.updates, after.staleness, before.bytes_sent + after.bytes_sent,
+    )  # fmt: skip
+
+
+def _phase(
+    method: Method, task: Task, epochs: int, seed: int,
+    out: Path | None = None, start: Path | None = None,
+) -> Outcome:  # fmt: skip
+    run = train(
+        task.model, task.data, task.loss, test=task.test, epochs=epochs, seed=seed,
+        discipline=method.discipline, optimizer=method.optimizer, cluster=method.cluster,
+        batch_size=method.batch_size, hash_every=NEVER, out=out, start=start,
+    )  # fmt: skip
+    return outcome(run.summary())
+
+
+def show(result: Result) -> Table:
+    return table(result, [RATE, ACCURACY, LOSS, SECONDS])
+
+
+def run(folder: str | None = None) -> Result:
+    """Sync-Switch: lock-step for the first part of training, free-running for the rest."""
+    return study(digits_plan() if folder is None else mnist_plan(folder))
