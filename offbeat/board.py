@@ -68,8 +68,7 @@ def complete(cells: Cells, discipline: Discipline, gathered: int) -> bool:
     backup = discipline.gather.backup
     if backup and gathered >= cells.shape[1] - backup:
         return True
-    missing = (cells[Row.STATE] == State.ACTIVE) & (cells[Row.PENDING] == 0)
-    return gathered > 0 and not missing.any()
+    return gathered > 0 and slowest(cells) == UNBOUND
 
 
 def may_go(cells: Cells, worker: int, discipline: Discipline, low: int | None = None) -> bool:
@@ -91,7 +90,7 @@ def blockers(cells: Cells, worker: int, discipline: Discipline) -> list[int]:
     if may_go(cells, worker, discipline):
         return []
     if isinstance(discipline.gather, All):
-        behind = (cells[Row.STATE] == State.ACTIVE) & (cells[Row.PENDING] == 0)
+        behind = cells[Row.BINDING] != UNBOUND
     else:
         assert discipline.wait is not None
         behind = cells[Row.BINDING] < cells[Row.CLOCK, worker] - discipline.wait
@@ -159,13 +158,23 @@ def tick(cells: Cells, worker: int, steps: int, seconds: float) -> None:
         cells[Row.STEP_US, worker] = (before * 3 + measured) // 4 if before else measured
 
 
-def blame(cells: Cells, worker: int, discipline: Discipline) -> None:
-    """Note whom a waiting worker waits for."""
-    if isinstance(discipline.gather, All):
-        found = blockers(cells, worker, discipline)
-        cells[Row.BLOCKER, worker] = found[0] if found else NOBODY
-    else:
-        cells[Row.BLOCKER, worker] = cells[Row.BINDING].argmin()
+def contributed(cells: Cells, worker: int) -> None:
+    """`worker` has done its part of a round, so nobody waits for it until the round is over."""
+    cells[Row.PENDING, worker] = 1
+    cells[Row.BINDING, worker] = UNBOUND
+
+
+def round_over(cells: Cells, worker: int) -> None:
+    """The round `worker` contributed to has been applied."""
+    cells[Row.PENDING, worker] = 0
+    if cells.item(Row.STATE, worker) == State.ACTIVE:
+        cells[Row.BINDING, worker] = cells.item(Row.CLOCK, worker)
+
+
+def blame(cells: Cells, worker: int) -> None:
+    """Note whom a waiting worker waits for: the furthest behind of those that bind others."""
+    found = int(cells[Row.BINDING].argmin())
+    cells[Row.BLOCKER, worker] = NOBODY if cells.item(Row.BINDING, found) == UNBOUND else found
 
 
 def let_go(cells: Cells, worker: int, version: int) -> None:

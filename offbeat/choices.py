@@ -206,8 +206,11 @@ class Rule:
     def __post_init__(self) -> None:
         one_of("rule", self.name, RULES)
         within("lr", self.lr, 0.0, math.inf)
+        within("rho", self.rho, 0.0, 1.0)
         if self.momentum is not None:
             within("momentum", self.momentum, 0.0, 1.0)
+        if self.delay is not None:
+            at_least("delay", self.delay, 1)
 
 
 RULES = ("sgd", "adagrad", "rms-momentum", "block-momentum", "delayed-nesterov")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from offbeat.choices import InPlace
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.engine.sim import Simulation
@@ -9,6 +10,7 @@ from offbeat.errors import ConfigError
 from offbeat.job import Ghost, Job
 from offbeat.log import Listener, Log
 from offbeat.report.summary import Summary, Tally
+from offbeat.send import HOGWILD
 
 
 def estimate(
@@ -29,11 +31,14 @@ def estimate(
     ):
         if value < least:
             raise ConfigError(f"{name} must be at least {least}, not {value}")
+    discipline = as_discipline(discipline)
+    if isinstance(discipline.send, InPlace):
+        raise ConfigError(HOGWILD)
     if isinstance(cluster, str):
         cluster = Cluster.read(cluster)
     workers = len(cluster)
     samples = workers * steps * batch_size
-    job = Job(Ghost(model_bytes, samples), as_discipline(discipline), workers, batch_size, 1, seed)
+    job = Job(Ghost(model_bytes, samples), discipline, workers, batch_size, 1, seed)
     log, tally = Log(), Tally(workers, history=False)
     log.listeners += [tally, *listeners]
     store = job.make_store(log)

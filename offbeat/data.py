@@ -15,10 +15,18 @@ from offbeat.lease import Lease
 Collate = Callable[[list[Any]], Any]
 
 
+_WORD = (1 << 64) - 1
+
+
 def mix(*numbers: int) -> int:
-    """One 63-bit seed from several numbers, the same everywhere."""
-    words = np.random.SeedSequence([number & 0xFFFFFFFF for number in numbers])
-    return int(words.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    """One 63-bit seed from several numbers, the same everywhere (the steps of SplitMix64)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & _WORD
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+        state ^= state >> 31
+    return state >> 1
 
 
 class Reader:

@@ -10,12 +10,13 @@ import torch
 from offbeat.cluster import Cluster
 from offbeat.recipes import recipe
 from offbeat.report.summary import Summary
-from offbeat.report.tables import percent, seconds, share
+from offbeat.report.tables import seconds, share
 from offbeat.task import OptimizerFactory
 from offbeat.train import train
 
 WORKERS, SLOWER = 4, 4
 EPOCHS = 12
+SEED = 4  # of the five seeds of the sweep, the one whose times lie closest to the mean
 TESTS_PER_EPOCH = 6
 TARGET = 0.9
 
@@ -33,16 +34,17 @@ class Contender:
         return None if self.lr is None else partial(torch.optim.SGD, lr=self.lr)
 
 
-# Each rate is the best of a small sweep over three seeds, judged by time to 90 % and by the end.
+# Rates picked from a coarse sweep over five seeds, weighing time to 90 % against the end, on the
+# same test set that the table reports: good enough to compare kinds, not to rank close rows.
 CONTENDERS = (
-    Contender("bsp", 1.2, "four gradients are averaged, so the rate may be large"),
-    Contender("soft:2", 0.6, "two are averaged: half the rate of four"),
+    Contender("bsp", 0.8, "four gradients are averaged, so the rate may be large"),
+    Contender("soft:2", 0.6, "two are averaged, and nearly fresh"),
     Contender("ssp:3", 0.2, "single gradients, and a few steps old"),
     Contender("asp", 0.3, "gradients up to 15 updates old: with 0.6 it no longer learns"),
-    Contender("asp:weigh=inverse", 0.8, "stale gradients are scaled down, so it can be larger"),
+    Contender("asp:weigh=inverse", 0.6, "stale gradients count less, so the rate may be larger"),
     Contender("local:8", 0.8, "local steps are undisturbed, and averaging calms them"),
     Contender("diloco:8", 0.4, "outer momentum amplifies the change, so steps are smaller"),
-    Contender("asup:lr=0.002", None, "steps are scaled by the gradient's size, as in RMSprop"),
+    Contender("asup:lr=0.0015", None, "steps are scaled by the gradient's size, as in RMSprop"),
 )
 
 
@@ -62,7 +64,7 @@ def cluster() -> Cluster:
 
 def run(seen: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
     """Train every contender for the same epochs; `seen` is shown the results after each."""
-    task = recipe("digits")
+    task = recipe("digits", seed=SEED)
     samples = len(task.data)  # type: ignore[arg-type]
     results: list[Result] = []
     for contender in CONTENDERS:
@@ -76,6 +78,7 @@ def run(seen: Callable[[list[Result]], None] = lambda results: None) -> list[Res
             batch_size=task.batch_size,
             epochs=EPOCHS,
             test=task.test,
+            seed=SEED,
             evaluate_every=samples // TESTS_PER_EPOCH,
         )
         reached = finished.history.time_to(TARGET)
@@ -95,25 +98,30 @@ def introduction() -> str:
 
 
 def reading(results: Sequence[Result]) -> list[str]:
-    """What the figures say, in two or three sentences."""
+    """What the figures say, one sentence for each of the things to see."""
     by_name = {result.sync.partition(":")[0]: result for result in reversed(results)}
-    lock = by_name["bsp"]
-    rest = [result for result in results if result is not lock]
-    return [_speed(lock, rest), _slack(lock, by_name["ssp"]), _price(lock, by_name["asp"])]
+    lock, rest = by_name["bsp"], [result for result in results if result.sync != "bsp"]
+    return [
+        _speed(lock, rest),
+        _slack(lock, by_name["ssp"]),
+        _price(lock, by_name["asp"]),
+        _bytes(lock, by_name["local"]),
+    ]
 
 
 def _speed(lock: Result, rest: Sequence[Result]) -> str:
-    known = [result for result in rest if result.reached]
-    if not known or not lock.reached:
-        slow = "Lock-step (bsp)" if not lock.reached else "Nothing but bsp"
-        return f"{slow} did not reach {percent(TARGET)} in {EPOCHS} epochs."
-    first = min(known, key=lambda result: result.reached or 0.0)
-    assert first.reached is not None
-    if first.reached >= lock.reached:
-        return f"Nothing reached {TARGET:.0%} sooner than bsp ({seconds(lock.reached)} s)."
+    target = share(TARGET)
+    times = {result.reached: result for result in reversed(rest) if result.reached is not None}
+    if lock.reached is None or not times:
+        who = "Lock-step (bsp)" if lock.reached is None else "Nothing but lock-step (bsp)"
+        reached = "did not reach" if lock.reached is None else "reached"
+        return f"{who} {reached} {target} in {EPOCHS} epochs."
+    soonest = min(times)
+    if soonest >= lock.reached:
+        return f"Nothing reached {target} sooner than lock-step (bsp, {seconds(lock.reached)} s)."
     return (
-        f"{first.sync} reached {TARGET:.0%} after {seconds(first.reached)} s, "
-        f"{lock.reached / first.reached:.1f} times sooner than lock-step (bsp, "
+        f"{times[soonest].sync} reached {target} after {seconds(soonest)} s, "
+        f"{lock.reached / soonest:.1f} times sooner than lock-step (bsp, "
         f"{seconds(lock.reached)} s), whose workers spent {share(lock.summary.wait_share)} of "
         "their time waiting for the slow one."
     )
@@ -122,32 +130,39 @@ def _speed(lock: Result, rest: Sequence[Result]) -> str:
 def _slack(lock: Result, ssp: Result) -> str:
     waited = share(ssp.summary.wait_share)
     if ssp.summary.wait_share < lock.summary.wait_share / 2:
-        return f"A little slack ({ssp.sync}) is enough to bring the waiting down to {waited}."
+        return f"A little slack ({ssp.sync}) brings the waiting down to {waited}."
     return (
         f"Slack ({ssp.sync}) evens out hiccups, but against a worker that is always slow it runs "
-        f"out: {waited} waiting, and about lock-step's samples per second."
+        f"out: {waited} of the time goes on waiting."
     )
 
 
 def _price(lock: Result, free: Result) -> str:
-    ours, theirs = lock.summary.accuracy or 0.0, free.summary.accuracy or 0.0
-    points = 100 * abs(theirs - ours)
-    end = "the same as lock-step's"
-    if points >= 0.05:
-        end = f"{points:.1f} points {'above' if theirs > ours else 'below'} lock-step's"
+    points = 100 * ((free.summary.accuracy or 0.0) - (lock.summary.accuracy or 0.0))
+    end = f"{abs(points):.1f} points {'above' if points > 0 else 'below'} lock-step's"
+    if abs(points) < 0.05:
+        end = "the same as lock-step's"
     return (
-        f"The price of never waiting is staleness: a gradient of asp was "
-        f"{free.summary.staleness_mean:.1f} updates old on average, so it needs a smaller rate; "
-        f"with that, its final accuracy is {end}."
+        f"The price of never waiting (asp) is staleness: gradients are "
+        f"{free.summary.staleness_mean:.1f} updates old on average and bear a smaller rate; "
+        f"the final accuracy is {end}."
+    )
+
+
+def _bytes(lock: Result, local: Result) -> str:
+    fewer = lock.summary.bytes_sent / max(1, local.summary.bytes_sent)
+    return (
+        f"Local steps ({local.sync}) send {fewer:.1f} times fewer bytes than lock-step, "
+        "which pays on slow links; here links cost nothing."
     )
 
 
 def next_steps() -> list[str]:
-    """Commands to go on with, each on the cluster of the demo."""
+    """Commands to go on with."""
     times = ",".join(["20ms"] * (WORKERS - 1) + [f"{20 * SLOWER}ms"])
     return [
         f"offbeat simulate --sync ssp:3 --lr 0.2 --cluster {times}",
-        f"offbeat simulate --sync asp --lr 0.3 --cluster {times} --epochs 12 --out runs/asp",
+        "offbeat simulate --sync asp --epochs 4 --out runs/asp",
         "offbeat replay runs/asp",
-        "offbeat simulate --cost-only --sync bsp -n 1000 --model-bytes 100000000",
+        "offbeat simulate --cost-only --sync ssp:3 -n 100 --model-bytes 100000000",
     ]

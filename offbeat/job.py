@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from offbeat.choices import Change
 from offbeat.codec import Codec
 from offbeat.data import Reader
 from offbeat.discipline import Discipline
@@ -16,7 +17,7 @@ from offbeat.lease import Leases
 from offbeat.log import Log
 from offbeat.replica.objective import Loss
 from offbeat.replica.whole import Replica
-from offbeat.send import make_sender
+from offbeat.send import ChangeSender, make_sender
 from offbeat.store.core import Store
 from offbeat.store.parameters import Parameters
 from offbeat.store.table import BySize, Placement
@@ -128,7 +129,20 @@ class Job:
             size = sum(entry.nbytes for entry in entries)
         else:
             size = sum(self.codec.nbytes(entry.shape, entry.dtype) for entry in entries)
-        return size + sum(e.nbytes for e in parameters.buffers if e.policy == "averaged")
+        size += sum(e.nbytes for e in parameters.buffers if e.policy == "averaged")
+        return size + self.updater_bytes(store)
+
+    def updater_bytes(self, store: Store) -> int:
+        """Bytes of local optimiser state that travel both ways where the workers average it."""
+        send = self.discipline.send
+        if isinstance(self.content, Ghost) or not isinstance(send, Change):
+            return 0
+        if send.state != "average":
+            return 0
+        worker = self.make_worker(store, 0, 1)
+        assert isinstance(worker, NumberWorker)
+        assert isinstance(worker.sender, ChangeSender)
+        return worker.sender.updater_size()
 
     def export(self, store: Store) -> nn.Module | None:
         """A fresh copy of the model with the store's parameters."""

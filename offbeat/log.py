@@ -50,7 +50,7 @@ class Part(msgspec.Struct, omit_defaults=True):
     compute: float = 0.0
     wait: float = 0.0
     communication: float = 0.0
-    loss: float = 0.0
+    loss: float | None = 0.0  # None where it is not a number
     skipped: bool = False
 
 
@@ -136,6 +136,7 @@ class Log:
             self.file = open(path, "ab" if keep is not None else "wb", buffering=1 << 16)  # noqa: SIM115
             if keep is not None:
                 if os.path.getsize(path) < keep:
+                    self.file.close()
                     raise CheckpointError(
                         f"{path} is shorter than its checkpoint says: the log has been cut; "
                         "start the run again in a new folder"

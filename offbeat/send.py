@@ -1,5 +1,6 @@
 """What a worker sends: a gradient, a sum of them, a change, or its distance to the centre."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from offbeat.lease import Lease
 from offbeat.replica.whole import Replica
 from offbeat.store.table import Flat
 from offbeat.store.updater import Recipe, Updater
+
+HOGWILD = (
+    "hogwild writes shared memory in place, which a simulation cannot show: "
+    "use asp, the nearest discipline that keeps a log"
+)
 
 
 class Sender:
@@ -37,6 +43,12 @@ class Sender:
         """Take over the pulled parameters."""
         assert snapshot.parameters is not None
         self.replica.load(snapshot.parameters)
+
+    def recover(self, buffers: Mapping[str, Tensor]) -> None:
+        """Forget what a step that was not finite left behind; parameters are pulled anew."""
+        self.replica.load_buffers(buffers)
+        if self.feedback is not None:
+            self.feedback.reset()
 
     def updater_state(self) -> dict[str, Tensor]:
         """The local optimiser's state, where the discipline averages it."""
@@ -150,6 +162,10 @@ class _LocalSender(Sender):
         super().accept(snapshot)
         self.updater.advance(snapshot.version, snapshot.epoch)
 
+    def recover(self, buffers: Mapping[str, Tensor]) -> None:
+        super().recover(buffers)
+        self.updater.reset()
+
     def state(self) -> dict[str, Tensor]:
         local = {f"local/{k}": t for k, t in self.updater.tensors_of_state().items()}
         return super().state() | local
@@ -191,6 +207,14 @@ class ChangeSender(_LocalSender):
             self.updater.reset()
         elif self.after_sync == "average" and snapshot.updater:
             self.updater.load_state(snapshot.updater)
+
+    def updater_size(self) -> int:
+        """Bytes of the local optimiser's state, learnt from one step of this throw-away worker."""
+        for parameter in self.replica.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self.updater.step_in_place()
+        tensors = self.updater.tensors_of_state().values()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def updater_state(self) -> dict[str, Tensor]:
         if self.after_sync != "average":
@@ -266,6 +290,13 @@ class ElasticSender(_LocalSender):
                 centre.copy_(flat)
             self.updater.advance(snapshot.version, snapshot.epoch)
 
+    def recover(self, buffers: Mapping[str, Tensor]) -> None:
+        """The next pull brings the centre only, so the worker starts again from there."""
+        super().recover(buffers)
+        assert self.centre is not None
+        self.replica.load(self.centre)
+        self.unapplied = False
+
     def state(self) -> dict[str, Tensor]:
         found = super().state()
         if self.centre is not None:
@@ -308,7 +339,4 @@ def make_sender(
     if isinstance(send, Elastic):
         assert send.alpha is not None
         return ElasticSender(replica, codec, local, send.alpha)
-    raise ConfigError(
-        "hogwild writes shared memory in place, which a simulation cannot show: "
-        "use the local engine, or asp for the nearest discipline with a log"
-    )
+    raise ConfigError(HOGWILD)

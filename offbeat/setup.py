@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from offbeat import codec as codecs
 from offbeat import optim
-from offbeat.choices import Rule
+from offbeat.choices import InPlace, Rule
 from offbeat.codec import Codec
 from offbeat.data import Collate, Reader
 from offbeat.discipline import Discipline, as_discipline
@@ -21,6 +21,7 @@ from offbeat.errors import CheckpointError, ConfigError
 from offbeat.job import Job, Numbers
 from offbeat.replica import objective
 from offbeat.replica.objective import Loss
+from offbeat.send import HOGWILD
 from offbeat.spelling import nearest
 from offbeat.store.table import ByCount, BySize, ByWeight, Placement, fingerprint
 from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
@@ -72,7 +73,8 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     _whole("batch_size", wanted.batch_size)
     _whole("epochs", wanted.epochs)
     _whole("seed", wanted.seed, least=0)
-    discipline = as_discipline(wanted.discipline).for_workers(wanted.workers)
+    discipline = as_discipline(wanted.discipline)
+    discipline.for_workers(wanted.workers)  # a check; the store fills the numbers in again
     # A private copy on the CPU: the user's model is not touched, and workers copy this one.
     model = copy.deepcopy(wanted.model).cpu()
     accumulate = _whole("accumulate", options.get("accumulate", 1))
@@ -123,6 +125,8 @@ def _rules(
             "optimizer is made by offbeat over its own tensors: pass a factory such as "
             f"partial(torch.optim.{type(optimizer).__name__}, lr=...), not an optimiser"
         )
+    if isinstance(discipline.send, InPlace):
+        raise ConfigError(HOGWILD)
     brings = not discipline.steps_locally and isinstance(discipline.apply, Rule)
     if brings and optimizer is not None:
         raise ConfigError(

@@ -162,7 +162,8 @@ def _begin_with(store: Store, earlier: RunFolder) -> None:
     if found is None:
         raise CheckpointError(f"{earlier.path} has no checkpoint to begin with")
     assert store.parameters is not None
-    store.parameters.begin_with(under("store/", found[0]), str(earlier.path))
+    tensors, meta = found
+    store.parameters.begin_with(under("store/", tensors), meta["parameters"], str(earlier.path))
 
 
 def _log(folder: RunFolder | None, saved: Any) -> Log:

@@ -176,17 +176,14 @@ class NumberWorker(Worker):
         self.sender, self.buffers = sender, buffers
         self.losses: list[float] = []
         self.skip_nonfinite = skip_nonfinite
+        self.good = sender.replica.buffers() if skip_nonfinite else {}  # before anything went wrong
 
     def catch_up(self) -> list[Lease]:
         computed = super().catch_up()
         for lease in computed:
             loss = self.sender.step(lease)
             if not math.isfinite(loss) and not self.skip_nonfinite:
-                raise RunError(
-                    f"the loss is {loss} at worker {self.number}, version {self.base}, epoch "
-                    f"{lease.epoch}, samples {lease.start} to {lease.stop - 1}: lower the rate, "
-                    "clip the gradient, or pass nonfinite='skip' to leave such contributions out"
-                )
+                raise self._not_finite(f"the loss is {loss}", lease)
             self.losses.append(loss)
         return computed
 
@@ -203,13 +200,29 @@ class NumberWorker(Worker):
         part = Part(
             self.number, self.incarnation, sequence, self.base, leases, samples,
             compute=timing.compute, wait=timing.wait, communication=timing.communication,
-            loss=mean,
+            loss=mean if math.isfinite(mean) else None,
         )  # fmt: skip
-        if self.skip_nonfinite:
-            part.skipped = not (math.isfinite(mean) and all(flat.finite() for flat in payload))
+        self._judge(part, all(flat.finite() for flat in payload))
         sent = Contribution(part, payload, packed, self.sender.absent, statistics, updater)
         part.bytes = sent.nbytes
         return sent
+
+    def _judge(self, part: Part, finite: bool) -> None:
+        """A contribution that is not finite ends the run, or is left out and forgotten."""
+        part.skipped = part.loss is None or not finite
+        if part.skipped and not self.skip_nonfinite:
+            raise self._not_finite("the gradient is not finite", part.leases[-1])
+        if part.skipped:
+            self.sender.recover(self.good)
+        elif self.skip_nonfinite:
+            self.good = self.sender.replica.buffers()
+
+    def _not_finite(self, what: str, lease: Lease) -> RunError:
+        return RunError(
+            f"{what} at worker {self.number}, version {self.base}, epoch {lease.epoch}, samples "
+            f"{lease.start} to {lease.stop - 1}: lower the rate, clip the gradient, or pass "
+            "nonfinite='skip' to leave such contributions out"
+        )
 
     def accept(self, snapshot: Snapshot) -> None:
         super().accept(snapshot)
@@ -219,14 +232,15 @@ class NumberWorker(Worker):
 
     def tensors(self) -> dict[str, Tensor]:
         replica = {f"replica/{k}": t for k, t in self.sender.replica.state().items()}
-        return replica | {f"sender/{k}": t for k, t in self.sender.state().items()}
+        good = {f"good/{k}": t for k, t in self.good.items()}
+        return replica | good | {f"sender/{k}": t for k, t in self.sender.state().items()}
 
     def meta(self) -> dict[str, Any]:
         return super().meta() | {"losses": self.losses, "sender": self.sender.meta()}
 
     def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         super().load(tensors, meta)
-        parts: dict[str, dict[str, Tensor]] = {"replica": {}, "sender": {}}
+        parts: dict[str, dict[str, Tensor]] = {"replica": {}, "sender": {}, "good": {}}
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")
             parts[kind][rest] = tensor
@@ -234,6 +248,7 @@ class NumberWorker(Worker):
         self.sender.load_meta(meta["sender"])
         self.sender.load_state(parts["sender"])
         self.losses = list(meta["losses"])
+        self.good = {name: tensor.clone() for name, tensor in parts["good"].items()}
 
     @property
     def nbytes(self) -> int:

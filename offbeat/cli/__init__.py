@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 import offbeat
-from offbeat.cli.demo import demo
+from offbeat.cli import demo, replay, simulate
 from offbeat.cli.output import EXIT_CODES, INTERRUPTED, fail
-from offbeat.cli.replay import replay
-from offbeat.cli.simulate import simulate
 from offbeat.errors import ConfigError, OffbeatError
 
 app = typer.Typer(
@@ -22,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, simulate, replay):
+for command in (demo.demo, simulate.simulate, replay.replay):
     app.command(epilog=EXIT_CODES)(command)
 
 
@@ -39,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         # Typer's errors of usage have no base class that is public in all its versions.
         if callable(message := getattr(error, "format_message", None)):
-            return fail(f"{message()} (see offbeat --help)", ConfigError.exit_code, as_json)
+            path = getattr(getattr(error, "ctx", None), "command_path", "offbeat")
+            usage = f"{message().rstrip('.')}; see {path} --help"
+            return fail(usage, ConfigError.exit_code, as_json)
         traceback.print_exc()
         return fail(f"{type(error).__name__}: {error}", OffbeatError.exit_code, as_json)
 

@@ -10,7 +10,7 @@ from offbeat import demo as demonstration
 from offbeat.cli import options
 from offbeat.cli.output import print_json
 from offbeat.demo import CONTENDERS, TARGET, Result
-from offbeat.report.tables import console, runs_table, seconds
+from offbeat.report.tables import console, runs_table, seconds, share
 
 
 def demo(json: options.Json = False) -> None:
@@ -53,7 +53,8 @@ def _growing_table() -> Iterator[Callable[[list[Result]], None]]:
 
         def show(results: list[Result]) -> None:
             runs = [(result.summary, result.reached) for result in results]
-            live.update(runs_table(runs, TARGET, rows=len(CONTENDERS)), refresh=True)
+            coming = [contender.sync for contender in CONTENDERS[len(runs) :]]
+            live.update(runs_table(runs, TARGET, coming), refresh=True)
 
         show([])
         yield show
@@ -62,7 +63,7 @@ def _growing_table() -> Iterator[Callable[[list[Result]], None]]:
 def _line(results: list[Result]) -> str:
     last = results[-1]
     reached = "never" if last.reached is None else f"after {seconds(last.reached)} virtual s"
-    return f"{len(results)}/{len(CONTENDERS)} {last.sync}: {TARGET:.0%} {reached}"
+    return f"{len(results)}/{len(CONTENDERS)} {last.sync}: {share(TARGET)} {reached}"
 
 
 def _figures(result: Result) -> dict[str, object]:

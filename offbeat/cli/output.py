@@ -19,9 +19,10 @@ def print_json(value: Any) -> None:
 
 
 def fail(message: str, code: int, as_json: bool) -> int:
-    """Say what went wrong, and return the exit code."""
+    """Say what went wrong, or that the user stopped it, and return the exit code."""
     if as_json:
         print_json({"error": message, "exit_code": code})
     else:
-        print(f"error: {message}", file=sys.stderr)
+        prefix = "" if code == INTERRUPTED else "error: "
+        print(f"{prefix}{message}", file=sys.stderr)
     return code

@@ -11,13 +11,13 @@ from offbeat import cluster as clusters
 from offbeat.cli import options
 from offbeat.cli.options import Nonfinite
 from offbeat.cli.output import INTERRUPTED, fail, print_json
-from offbeat.cli.source import check_resumed, optimizer_for, source
+from offbeat.cli.source import check_folder, optimizer_for, source
 from offbeat.cost import estimate
 from offbeat.discipline import parse
 from offbeat.errors import ConfigError
 from offbeat.report.live import Progress
 from offbeat.report.summary import Summary
-from offbeat.report.tables import console, run_table, seconds
+from offbeat.report.tables import console, run_table, seconds, share
 from offbeat.run import Run
 from offbeat.train import train
 
@@ -68,8 +68,8 @@ def simulate(
         origin = source(recipe, option or (), script, seed)
         if resume and out is None:
             raise ConfigError("--resume needs --out DIR, the folder of the run to go on with")
-        if resume and out is not None:
-            check_resumed(out, origin)
+        if out is not None:
+            check_folder(out, origin, resume)
         task = origin.make()
         settings: dict[str, Any] = {
             "evaluate_every": evaluate_every,
@@ -151,10 +151,10 @@ def _stopped(progress: Progress, out: Path | None, as_json: bool) -> int:
     if progress.store is None:
         return fail("stopped before the run began", INTERRUPTED, as_json)
     version, when = progress.store.version, seconds(progress.time)
-    where = f"stopped at version {version}, after {when} virtual s and {progress.done:.0%} of it"
+    where = f"stopped at version {version} ({share(progress.done)} done, {when} virtual s)"
     if out is None:
-        return fail(f"{where}; nothing was kept: with --out DIR a run can be resumed",
-                    INTERRUPTED, as_json)  # fmt: skip
+        lesson = "nothing was kept: with --out DIR a run can be resumed"
+        return fail(f"{where}; {lesson}", INTERRUPTED, as_json)
     words = [word for word in sys.argv[1:] if word != "--resume"]
     command = shlex.join(["offbeat", *words, "--resume"])
     return fail(f"{where}; go on with:\n  {command}", INTERRUPTED, as_json)

@@ -85,10 +85,12 @@ class FromScript:
         folder = str(self.file.resolve().parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
-        spec = importlib.util.spec_from_file_location(self.file.stem, self.file)
+        # Under a name of its own, so that a script called random.py hides nothing.
+        name = f"offbeat_script_{self.file.stem}"
+        spec = importlib.util.spec_from_file_location(name, self.file)
         if spec is None or spec.loader is None:
             raise ConfigError(f"{self.file} is no Python file: {SCRIPT_FORM}")
-        module = importlib.util.module_from_spec(spec)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
 
@@ -108,8 +110,8 @@ class FromScript:
     def _line(self, error: BaseException) -> int | None:
         """The last line of the script that `error` passed through."""
         mine = self.file.resolve()
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == mine]
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [n for frame, n in frames if Path(frame.f_code.co_filename).resolve() == mine]
         return lines[-1] if lines else None
 
     def _function(self, module: ModuleType, name: str) -> Callable[[], Any]:
@@ -203,11 +205,15 @@ def recorded(config: Mapping[str, Any], folder: Path, script: str | None) -> Sou
     return FromRecipe(name, options)
 
 
-def check_resumed(folder: Path, wanted: Source) -> None:
-    """A run made from one recipe cannot go on with the data of another."""
+def check_folder(folder: Path, wanted: Source, resume: bool) -> None:
+    """Refuse, before any work, a folder that is taken or holds the run of another recipe."""
     place = RunFolder(folder)
     if not place.config_file.exists():
         return
+    if not resume:
+        raise ConfigError(
+            f"{folder} holds a run: add --resume to go on with it, or name another folder"
+        )
     origin = place.config().get("origin") or {}
     if "recipe" in origin and origin != wanted.origin:
         raise CheckpointError(

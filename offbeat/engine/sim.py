@@ -77,7 +77,10 @@ class Simulation:
             Pace(machine.compute, job.seed, number)
             for number, machine in enumerate(cluster.machines)
         ]
-        self.push_seconds, self.pull_seconds = self._link_times()
+        push, pull = job.push_bytes(store), store.pull_bytes
+        self.push_seconds = self._link_times(push)
+        self.pull_seconds = self._link_times(pull)
+        self.full_pull_seconds = self._link_times(pull + job.updater_bytes(store))
         self._handlers: dict[Kind, Callable[[Event], None]] = {
             Kind.JOIN: lambda event: self._join(event.worker),
             Kind.BEGIN: lambda event: self._advance(event.worker),
@@ -90,13 +93,8 @@ class Simulation:
             Kind.GIVE_UP: self._give_up,
         }
 
-    def _link_times(self) -> tuple[list[float], list[float]]:
-        push, pull = self.job.push_bytes(self.store), self.store.pull_bytes
-        machines = self.cluster.machines
-        return (
-            [m.latency + push / m.bandwidth for m in machines],
-            [m.latency + pull / m.bandwidth for m in machines],
-        )
+    def _link_times(self, nbytes: int) -> list[float]:
+        return [m.latency + nbytes / m.bandwidth for m in self.cluster.machines]
 
     # ------------------------------------------------------------ the loop
 
@@ -147,6 +145,7 @@ class Simulation:
         agent.timing = Timing()
         agent.token += 1
         agent.sequence, agent.alive, agent.waiting_since = 0, True, self.now
+        agent.silent_until = self.now  # a pause ends with the process that was paused
         self.workers[number] = self.job.make_worker(self.store, number, incarnation)
         self._board_moved()
         self._advance(number)
@@ -207,7 +206,8 @@ class Simulation:
         agent.cycle.pulled(snapshot.steps)
         if agent.cycle.action is Action.LEASE:
             self._lease(number)
-        seconds = self.pull_seconds[number]
+        times = self.full_pull_seconds if snapshot.updater else self.pull_seconds
+        seconds = times[number]
         agent.timing.communication += seconds
         if seconds or agent.silent_until > self.now:
             self._plan_own(Kind.BEGIN, number, seconds)

@@ -25,6 +25,7 @@ class Evaluator:
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> tuple[float, float | None]:
         """Mean loss and accuracy; accuracy is None where outputs are not class scores."""
+        was_training = model.training
         model.eval()
         total, right, labelled = 0.0, 0, 0
         for start in range(0, len(self.reader), self.batch):
@@ -40,6 +41,7 @@ class Evaluator:
                     right += int((output.argmax(classes) == batch[1]).sum())
                     labelled += batch[1].numel()
             total += value.item() * len(rows)
+        model.train(was_training)
         return total / len(self.reader), right / labelled if labelled else None
 
 

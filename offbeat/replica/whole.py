@@ -1,7 +1,7 @@
 """A replica in one process: its parameters are views of flat buffers, so a pull is one copy."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,8 @@ class Replica:
                 else:
                     views.append(view)
                     gradients.append(gradient)
-            torch._foreach_copy_(views, gradients)
+            if views:
+                torch._foreach_copy_(views, gradients)
         return frozenset(absent)
 
     def gradients(self) -> list[Tensor]:
@@ -81,8 +82,19 @@ class Replica:
 
     def statistics(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
         """Copies of the buffers that the store averages for evaluation."""
+        if not entries:
+            return {}
         buffers = dict(self.model.named_buffers())
         return {e.name: buffers[e.name].detach().clone() for e in entries if e.policy == "averaged"}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of all buffers, to return to after a step that went wrong."""
+        return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+    @torch.no_grad()
+    def load_buffers(self, saved: Mapping[str, Tensor]) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(saved[name])
 
     # ------------------------------------------------------------ state as named tensors
 
@@ -94,5 +106,6 @@ class Replica:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         for i, flat in enumerate(self.flats):
             flat.buffer.copy_(tensors[f"parameters/{i}"])
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(tensors[f"buffers/{name}"])
+        prefix = "buffers/"
+        found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        self.load_buffers(found)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from offbeat.board import NOBODY, Row, State
 from offbeat.log import Entry, Listener, Updated
-from offbeat.report.tables import COLUMNS, console, rate, seconds
+from offbeat.report.tables import COLUMNS, console, rate, seconds, share
 
 REDRAW = 0.1  # real seconds between two pictures in a terminal
 LINES = 2.0  # real seconds between two plain lines elsewhere
@@ -82,7 +82,7 @@ class Progress(Listener):
             self.staleness[part.worker] = part.staleness
             self.stale_sum += part.staleness
             self.parts += 1
-            if part.skipped:
+            if part.skipped or part.loss is None:
                 continue
             before = part.loss if self.loss is None else self.loss
             self.loss = SMOOTH * before + (1 - SMOOTH) * part.loss
@@ -94,7 +94,7 @@ class Progress(Listener):
         if self.live is not None:
             self.live.update(self.picture(), refresh=True)
         else:
-            self.console.print(f"{self.done:4.0%}  {self.line()}", markup=False)
+            self.console.print(f"{share(self.done):>5}  {self.line()}", markup=False)
 
     @property
     def done(self) -> float:
@@ -122,7 +122,7 @@ class Progress(Listener):
         head.add_row(
             Text(self.title, style="bold"),
             ProgressBar(total=1.0, completed=self.done, width=30),
-            f"{self.done:.0%}",
+            share(self.done),
         )
         rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=min(COLUMNS - 1, 60))
         rows.add_column("worker", width=8)

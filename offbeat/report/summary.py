@@ -142,7 +142,7 @@ class Tally(Listener):
                 self.skipped += 1
             else:
                 samples += part.samples
-                loss += part.loss * part.samples
+                loss += (part.loss or 0.0) * part.samples
         self.samples += int(samples)
         if self.keep and samples:
             step = Step(record.time, record.version, self.samples, loss / samples)

@@ -126,15 +126,15 @@ def ledger_line(ledger: Sequence[dict[str, int]]) -> str:
 def workers_table(workers: Sequence[WorkerFigures]) -> Table:
     """Who computed, waited and talked for how long, in virtual seconds."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("worker")
-    for name in ("steps", "samples", "computing s", "waiting s", "sending s", "staleness"):
+    table.add_column("worker", no_wrap=True)
+    for name in ("steps", "samples", "computing", "waiting", "sending", "staleness"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = _worth_showing(workers)
     for number in shown:
         table.add_row(str(number), *_cells([workers[number]]))
     rest = [mine for number, mine in enumerate(workers) if number not in shown]
     if rest:
-        table.add_row(f"+{len(rest):,} more, mean", *_cells(rest))
+        table.add_row(f"+{len(rest):,} (mean)", *_cells(rest))
     return table
 
 
@@ -153,9 +153,9 @@ def _cells(group: Sequence[WorkerFigures]) -> list[str]:
     return [
         f"{sum(w.steps for w in group) / n:,.0f}",
         f"{sum(w.samples for w in group) / n:,.0f}",
-        seconds(sum(w.compute for w in group) / n),
-        seconds(sum(w.wait for w in group) / n),
-        seconds(sum(w.communication for w in group) / n),
+        f"{seconds(sum(w.compute for w in group) / n)} s",
+        f"{seconds(sum(w.wait for w in group) / n)} s",
+        f"{seconds(sum(w.communication for w in group) / n)} s",
         f"{sum(w.staleness for w in group) / n:.2f}",
     ]
 
@@ -164,25 +164,26 @@ def _cells(group: Sequence[WorkerFigures]) -> list[str]:
 
 
 def runs_table(
-    runs: Sequence[tuple[Summary, float | None]], target: float = 0.9, rows: int | None = None
+    runs: Sequence[tuple[Summary, float | None]], target: float = 0.9, coming: Sequence[str] = ()
 ) -> Table:
     """Several runs side by side, each with its virtual seconds to the `target` accuracy.
 
-    `rows` keeps room for runs that are still to come.
+    `coming` names disciplines whose runs are not finished yet.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("discipline", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("\ndiscipline", overflow="fold")
     for name in (
-        f"{100 * target:.0f} % after\n(virtual s)",
+        f"{share(target)} after\n(virtual)",
         "final\naccuracy",
-        "samples per\nvirtual s",
+        "samples/s\n(virtual)",
         "mean\nstaleness",
-        "time spent\nwaiting",
+        "time\nwaiting",
+        "bytes\nsent",
     ):
         table.add_column(name, justify="right", no_wrap=True)
     best = min((reached for _, reached in runs if reached is not None), default=None)
     for summary, reached in runs:
-        words = "never" if reached is None else seconds(reached)
+        words = "never" if reached is None else f"{seconds(reached)} s"
         table.add_row(
             summary.discipline,
             Text(words, style="bold" if reached is not None and reached == best else ""),
@@ -190,7 +191,8 @@ def runs_table(
             rate(summary.samples_per_second),
             f"{summary.staleness_mean:.2f}",
             share(summary.wait_share),
+            size(summary.bytes_sent),
         )
-    for _ in range(len(runs), rows or 0):
-        table.add_row("...")
+    for name in coming:
+        table.add_row(name, "...", style="dim")
     return table

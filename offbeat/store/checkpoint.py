@@ -56,6 +56,8 @@ class RunFolder:
     def save(self, version: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write a checkpoint beside the others, then make it visible with one rename."""
         name = f"{version:010d}"
+        again = sum(found.startswith(name) for found in self._names())
+        name += f".{again}" if again else ""  # never in the place of another
         draft = self.checkpoints / f".{name}"
         try:
             shutil.rmtree(draft, ignore_errors=True)
@@ -63,9 +65,7 @@ class RunFolder:
             save_tensors(draft / "tensors.safetensors", tensors)
             checksum = _checksum(draft / "tensors.safetensors")
             write_json(draft / "state.json", {"tensors": checksum, **meta})
-            final = self.checkpoints / name
-            shutil.rmtree(final, ignore_errors=True)
-            draft.rename(final)
+            draft.rename(self.checkpoints / name)
             _sync(self.checkpoints)
         except OSError as error:
             shutil.rmtree(draft, ignore_errors=True)

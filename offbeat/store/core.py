@@ -7,7 +7,6 @@ from offbeat.board import Row, State
 from offbeat.choices import Accumulated, All, Change, Elastic
 from offbeat.contribution import Contribution, Snapshot, Verdict
 from offbeat.discipline import Discipline
-from offbeat.errors import ConfigError
 from offbeat.lease import Lease, Leases
 from offbeat.log import (
     Admitted,
@@ -138,7 +137,7 @@ class Store:
         self.leases.hand_in(worker, part.leases)
         self.gathered.append(contribution)
         if self._barrier:
-            cells[Row.PENDING, worker] = 1
+            board.contributed(cells, worker)
         if self._complete():
             self._update(now)
         else:
@@ -168,7 +167,8 @@ class Store:
             self.parameters.advance(self.version, self.epoch)
         self.log.write(record)
         for one in group:
-            self.cells[Row.PENDING, one.part.worker] = 0
+            if self._barrier:
+                board.round_over(self.cells, one.part.worker)
             outcome = "skipped" if one.part.skipped else "applied"
             self._close_epochs(self.leases.ledger.settle(one.part.leases, outcome), now)
         self._moved |= self._barrier  # under slack only clocks release anybody
@@ -189,7 +189,7 @@ class Store:
         self.cells[Row.WAITING, worker] = 1
         free = self.released(worker)
         if worker not in free:
-            board.blame(self.cells, worker, self.discipline)
+            board.blame(self.cells, worker)
         return free
 
     def released(self, asking: int | None = None) -> list[int]:
@@ -243,12 +243,3 @@ class Store:
         self.cells[:] = state["board"]
         self._low, self._moved = state["low"], state["moved"]
         self.leases.load(state["leases"])
-
-
-def check_fingerprint(mine: list[str], theirs: list[str], who: str) -> None:
-    """Two lists that describe the same model are equal; otherwise name the first difference."""
-    for index in range(max(len(mine), len(theirs))):
-        ours = mine[index] if index < len(mine) else "nothing"
-        other = theirs[index] if index < len(theirs) else "nothing"
-        if ours != other:
-            raise ConfigError(f"{who} has another model: the store has {ours} where it has {other}")

@@ -33,7 +33,9 @@ class Parameters:
         weigh: Weigh,
         policies: Mapping[str, Any] | None = None,
     ):
-        self.tables = place(parameter_entries(model), placement)
+        entries = parameter_entries(model)
+        self.names = [entry.name for entry in entries]
+        self.tables = place(entries, placement)
         self.buffers: list[Entry] = buffer_entries(model, policies or {})
         self.flats = [Flat(table) for table in self.tables]
         self.pull_bytes = sum(table.payload_bytes for table in self.tables)
@@ -49,7 +51,6 @@ class Parameters:
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
         self._sums = [Flat(table) for table in self.tables]
 
-    @torch.no_grad()
     def update(self, contributions: Sequence[Contribution]) -> float:
         """Apply contributions as one step; returns what staleness made of the learning rate.
 
@@ -69,7 +70,9 @@ class Parameters:
         gradients = self._combine(live, [share / total for share in shares])
         absent = frozenset.intersection(*(c.absent for c in live))
         if self.clip is not None:
-            self.clip([g for flat in gradients for n, g in flat.views.items() if n not in absent])
+            # In the model's own order, so that the norm is the same however it is sharded.
+            found = {name: g for flat in gradients for name, g in flat.views.items()}
+            self.clip([found[name] for name in self.names if name not in absent])
         before = self.weigher.before_step()
         for updater, flat in zip(self.updaters, gradients, strict=True):
             views = flat.views
@@ -165,16 +168,19 @@ class Parameters:
             worker, _, name = path.partition("/")
             self.statistics.setdefault(int(worker), {})[name] = tensor.clone()
 
-    def begin_with(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Take parameters from another run, and the rule's state as far as it fits this rule."""
+    def begin_with(
+        self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], where: str
+    ) -> None:
+        """Take parameters from another run, and the rule's state if it had the same rule."""
         wanted = {f"parameters/{n}": v for flat in self.flats for n, v in flat.views.items()}
         found = {path: t for path, t in tensors.items() if path.startswith("parameters/")}
         check_tensors(found, wanted, where)
         rule = {k.removeprefix("rule/"): t for k, t in tensors.items() if k.startswith("rule/")}
         for path, view in wanted.items():
             view.copy_(found[path])
-        for updater in self.updaters:
-            updater.load_state(rule)
+        if meta["updaters"][0]["rule"] == self.updaters[0].kind:
+            for updater in self.updaters:
+                updater.load_state(rule)
 
     @property
     def nbytes(self) -> int:

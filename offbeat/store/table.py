@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from offbeat.errors import CheckpointError, ConfigError
 
 ALIGNMENT = 64  # bytes; a cache line, so that two tensors never share one
 Policy = Literal["shared", "averaged", "local"]
-POLICIES = ("shared", "averaged", "local")
+BUFFER_POLICIES = ("averaged", "local")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,12 @@ class Flat:
         return self
 
     def finite(self) -> bool:
-        return all(bool(torch.isfinite(span).all()) for span in self.spans)
+        """Whether no element is infinite or not a number."""
+        # A sum is one fast pass and hides neither; only where it overflows, elements are asked.
+        return all(
+            math.isfinite(span.sum().item()) or bool(torch.isfinite(span).all())
+            for span in self.spans
+        )
 
 
 def digest(flats: Sequence[Flat]) -> str:
@@ -167,13 +173,13 @@ def buffer_entries(model: nn.Module, policies: Mapping[str, Policy]) -> list[Ent
     """Buffers such as batch-norm statistics: each worker's own, averaged for evaluation."""
     names = [name for name, _ in model.named_buffers()]
     for pattern, policy in policies.items():
-        if policy not in POLICIES:
+        if policy not in BUFFER_POLICIES:
             raise ConfigError(
-                f"policy {policy!r} of {pattern!r} must be one of {', '.join(POLICIES)}"
+                f"policy {policy!r} of {pattern!r} must be one of {', '.join(BUFFER_POLICIES)}"
             )
         matches = fnmatch.filter(names, pattern)
         trained = fnmatch.filter([n for n, _ in model.named_parameters()], pattern)
-        if not matches and trained and policy != "shared":
+        if not matches and trained:
             raise ConfigError(
                 f"{trained[0]!r} is a parameter and always shared; only buffers can be {policy}: "
                 "freeze it with requires_grad_(False) to keep it out of training"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat import optim
 from offbeat.choices import Rule, Yours
@@ -86,7 +86,8 @@ class Updater:
                 "so neither schedules nor staleness weights can act on it"
             )
         self.scheduler = recipe.schedule.factory(self.rule) if recipe.schedule else None
-        if self.scheduler is not None and not isinstance(self.scheduler, LRScheduler):
+        plateau = isinstance(self.scheduler, ReduceLROnPlateau)
+        if self.scheduler is not None and (plateau or not isinstance(self.scheduler, LRScheduler)):
             raise ConfigError(
                 f"{type(self.scheduler).__name__} needs a metric at each step; "
                 "use a schedule that depends on the step alone"
@@ -121,6 +122,11 @@ class Updater:
         while self.moved < target:
             self.scheduler.step()
             self.moved += 1
+
+    @property
+    def kind(self) -> str:
+        """The rule's class by name: state of one kind means nothing to another."""
+        return f"{type(self.rule).__module__}.{type(self.rule).__qualname__}"
 
     def value(self, name: str) -> Tensor:
         """The tensor to evaluate and save: for a rule that looks ahead, where it really is."""
@@ -165,7 +171,12 @@ class Updater:
         scheduler = {}
         if self.scheduler is not None:
             scheduler = {k: v for k, v in self.scheduler.state_dict().items() if _plain(v)}
-        return {"groups": self.rates(), "moved": self.moved, "scheduler": scheduler}
+        return {
+            "rule": self.kind,
+            "groups": self.rates(),
+            "moved": self.moved,
+            "scheduler": scheduler,
+        }
 
     def load_meta(self, meta: Mapping[str, Any]) -> None:
         for group, saved in zip(self.rule.param_groups, meta["groups"], strict=True):

@@ -160,8 +160,9 @@ class Row(msgspec.Struct, frozen=True):
         return fmean(losses) if len(losses) == len(self.outcomes) else None
 
     def mean(self, figure: str) -> float:
-        """The mean of a figure over the seeds."""
-        return fmean(getattr(one, figure) for one in self.outcomes)
+        """The mean of a figure over the runs that came to an end; not a number without any."""
+        found = [getattr(one, figure) for one in self.outcomes if one.updates]
+        return fmean(found) if found else math.nan
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -226,11 +227,16 @@ class Bench:
 
 Column = tuple[str, Callable[[Row], str]]
 
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.1f}"
+
+
 ACCURACY: Column = ("accuracy %", lambda r: f"{100 * r.accuracy:.2f} ± {100 * r.spread:.2f}")
 LOSS: Column = ("test loss", lambda r: "not finite" if r.loss is None else f"{r.loss:.3f}")
 RATE: Column = ("rate", lambda r: f"{r.rate:.3g}")
-STALENESS: Column = ("staleness", lambda r: f"{r.mean('staleness'):.1f}")
-SECONDS: Column = ("virtual s", lambda r: f"{r.mean('seconds'):.1f}")
+STALENESS: Column = ("staleness", lambda r: _number(r.mean("staleness")))
+SECONDS: Column = ("virtual s", lambda r: _number(r.mean("seconds")))
 
 
 def table(result: Result, columns: Sequence[Column]) -> Table:

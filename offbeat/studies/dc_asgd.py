@@ -48,11 +48,11 @@ class Plan:
 
 
 def digits_plan(task: TaskOf = digits_task) -> Plan:
-    return Plan(Bench(task, epochs=15, seeds=(0, 1, 2, 3, 4)), rates=(0.1, 0.2, 0.4, 0.8))
+    return Plan(Bench(task, epochs=12, seeds=(0, 1, 2, 3, 4)), rates=(0.1, 0.3, 1.0, 2.0))
 
 
 def mnist_plan(folder: str) -> Plan:
-    return Plan(Bench(mnist_task(folder, limit=10000), epochs=3), rates=(0.03, 0.1, 0.3))
+    return Plan(Bench(mnist_task(folder, limit=4000), epochs=3), rates=(0.03, 0.1, 0.3))
 
 
 def study(plan: Plan) -> Result:

@@ -57,11 +57,11 @@ class Plan:
 
 def digits_plan(task: TaskOf = digits_task) -> Plan:
     bench = Bench(task, epochs=30, seeds=(0, 1, 2, 3, 4))
-    return Plan(bench, rates=(0.0003, 0.001, 0.003, 0.01))
+    return Plan(bench, rates=(0.0003, 0.001, 0.003, 0.01, 0.03))
 
 
 def mnist_plan(folder: str) -> Plan:
-    bench = Bench(mnist_task(folder, limit=10000), epochs=4)
+    bench = Bench(mnist_task(folder, limit=4000), epochs=4)
     return Plan(bench, rates=(0.0003, 0.001, 0.003), local_steps=(5, 20, 50))
 
 

@@ -47,6 +47,7 @@ class Plan:
     batch_size: int = 16
     momentum: float = 0.9
     slower: float = 3.0
+    high_rate: float | None = None  # a rate near the limit, at which every row is run once more
 
     @property
     def cluster(self) -> Cluster:
@@ -65,15 +66,11 @@ class Plan:
 
 
 def digits_plan(task: TaskOf = digits_task) -> Plan:
-    return Plan(Bench(task, epochs=16, seeds=(0, 1, 2, 3, 4)), rates=(0.003, 0.01, 0.03, 0.06))
+    return Plan(Bench(task, epochs=16), rates=(0.01, 0.03, 0.06, 0.1), high_rate=0.2)
 
 
 def mnist_plan(folder: str) -> Plan:
-    return Plan(Bench(mnist_task(folder, limit=10000), epochs=8), rates=(0.001, 0.003, 0.01))
-
-
-def name_of(share: float) -> str:
-    return f"BSP {100 * share:g} %, then ASP"
+    return Plan(Bench(mnist_task(folder, limit=4000), epochs=8), rates=(0.001, 0.003, 0.01))
 
 
 def study(plan: Plan) -> Result:
@@ -81,10 +78,10 @@ def study(plan: Plan) -> Result:
     for share in plan.shares:
         phases(plan.bench.epochs, share)
     rate, sweep = plan.bench.choose(plan.bsp, plan.rates)
-    rows = [plan.bench.measure(plan.bsp(rate), rate, sweep)]
-    rows += [switching(plan, share, rate) for share in sorted(plan.shares, reverse=True)]
-    rows.append(plan.bench.measure(plan.asp(rate), rate))
+    rows = compared(plan, rate, sweep)
     rows.append(plan.bench.tuned(lambda r: replace(plan.asp(r), name=OWN_ASP), plan.rates))
+    if plan.high_rate is not None:
+        rows += compared(plan, plan.high_rate, {}, " (high rate)")
     setting = (
         f"sync-switch: {plan.workers} workers, one {plan.slower:g}x slower, batch "
         f"{plan.batch_size} each, momentum {plan.momentum}, {plan.bench.epochs} epochs; lock-step "
@@ -93,11 +90,17 @@ def study(plan: Plan) -> Result:
     return Result("sync-switch", setting, list(plan.bench.seeds), rows)
 
 
-def switching(plan: Plan, share: float, rate: float) -> Row:
-    outcomes = [
-        switched(plan, plan.bench.task(seed), share, rate, seed) for seed in plan.bench.seeds
-    ]
-    return Row(name_of(share), rate, outcomes)
+def compared(plan: Plan, rate: float, sweep: dict[str, float], note: str = "") -> list[Row]:
+    """Lock-step, every switch and free-running, all at one rate."""
+    bsp, asp = plan.bsp(rate), plan.asp(rate)
+    rows = [plan.bench.measure(replace(bsp, name=bsp.name + note), rate, sweep)]
+    for share in sorted(plan.shares, reverse=True):
+        outcomes = [
+            switched(plan, plan.bench.task(seed), share, rate, seed) for seed in plan.bench.seeds
+        ]
+        rows.append(Row(f"BSP {100 * share:g} %, then ASP{note}", rate, outcomes))
+    rows.append(plan.bench.measure(replace(asp, name=asp.name + note), rate))
+    return rows
 
 
 def phases(epochs: int, share: float) -> tuple[int, int]:

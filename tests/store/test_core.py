@@ -1,0 +1,327 @@
+"""Admission, gathering, staleness, dropping and waking, without any numbers."""
+
+import json
+
+import msgspec
+import pytest
+
+import offbeat as ob
+from offbeat.board import Row
+from offbeat.contribution import Contribution, Verdict
+from offbeat.discipline import Discipline
+from offbeat.errors import ConfigError
+from offbeat.lease import Lease, Leases
+from offbeat.log import (
+    Admitted,
+    Dropped,
+    Entry,
+    EpochDone,
+    Listener,
+    Log,
+    Lost,
+    Part,
+    Pulled,
+    Refused,
+    Rested,
+    Updated,
+)
+from offbeat.store.core import Store
+
+
+class Watch(Listener):
+    """Keeps every record."""
+
+    def __init__(self) -> None:
+        self.seen: list[Entry] = []
+
+    def see(self, record: Entry) -> None:
+        self.seen.append(record)
+
+    def of(self, kind: type[Entry]) -> list[Entry]:
+        return [record for record in self.seen if isinstance(record, kind)]
+
+
+class Bench:
+    """A store with workers that have joined and pulled."""
+
+    def __init__(self, discipline: Discipline, workers: int = 3, samples: int = 24, batch: int = 2):
+        self.watch = Watch()
+        log = Log()
+        log.listeners.append(self.watch)
+        self.store = Store(discipline, workers, Leases(samples, batch, 1), log)
+        self.sequence = [0] * workers
+        self.incarnation = [self.store.join(worker, 0.0) for worker in range(workers)]
+        self.base = [0] * workers
+        for worker in range(workers):
+            self.pull(worker)
+
+    def pull(self, worker: int) -> None:
+        self.base[worker] = self.store.pull(worker, 1.0).version
+
+    def part(self, worker: int, lease: Lease | None = None) -> Part:
+        found = lease or self.store.lease(worker)
+        assert found is not None
+        return Part(
+            worker, self.incarnation[worker], self.sequence[worker], self.base[worker],
+            [found], found.samples, compute=0.5,
+        )  # fmt: skip
+
+    def push(self, worker: int) -> Verdict:
+        verdict = self.store.push(Contribution(self.part(worker)), 2.0)
+        self.sequence[worker] += 1
+        return verdict
+
+
+def test_a_repeat_is_recognised_and_changes_nothing() -> None:
+    bench = Bench(ob.ASP())
+    one = Contribution(bench.part(0))
+    assert bench.store.push(one, 1.0) is Verdict.ADMITTED
+    state = bench.store.state()
+    assert bench.store.push(one, 1.5) is Verdict.REPEATED
+    assert bench.store.state() == state
+    assert bench.store.version == 1
+
+
+def test_a_repeat_from_a_round_still_open_is_recognised_too() -> None:
+    bench = Bench(ob.BSP())
+    one = Contribution(bench.part(0))
+    assert bench.store.push(one, 1.0) is Verdict.ADMITTED
+    assert bench.store.push(one, 1.0) is Verdict.REPEATED
+    assert len(bench.store.gathered) == 1
+
+
+def test_the_dead_are_refused() -> None:
+    bench = Bench(ob.ASP())
+    part = bench.part(1)
+    bench.store.lose(1, 1.0)
+    assert bench.store.lost(1)
+    assert bench.store.push(Contribution(part), 2.0) is Verdict.REFUSED
+    assert bench.watch.of(Refused) == [Refused(2.0, 1, 1, 0)]
+    assert bench.store.version == 0
+
+
+def test_a_worker_that_never_joined_is_refused() -> None:
+    store = Store(ob.ASP(), 2, Leases(4, 2, 1), Log())
+    part = Part(0, 0, 0, 0, [Lease(0, 0, 2)], 2)
+    assert store.push(Contribution(part), 0.0) is Verdict.REFUSED
+
+
+def test_an_old_incarnation_is_refused_and_the_new_one_admitted() -> None:
+    bench = Bench(ob.ASP())
+    old = bench.part(0)
+    assert bench.store.join(0, 1.0) == 2  # gives the first one up
+    assert bench.watch.of(Lost) == [Lost(1.0, 0, 1, [Lease(0, 0, 2)])]
+    assert bench.store.push(Contribution(old), 2.0) is Verdict.REFUSED
+    bench.incarnation[0] = 2
+    assert bench.push(0) is Verdict.ADMITTED  # its sequence starts at 0 again
+
+
+def test_a_lost_workers_samples_go_out_again_and_count_once() -> None:
+    bench = Bench(ob.ASP(), samples=4)
+    lease = bench.store.lease(0)
+    bench.store.lose(0, 1.0)
+    assert bench.store.lease(1) == lease
+    bench.store.leases.hand_in(1, [lease])  # type: ignore[list-item]
+    bench.store.push(Contribution(bench.part(1, lease)), 2.0)
+    bench.sequence[1] += 1
+    bench.push(1)
+    assert bench.store.finished
+    assert bench.watch.of(EpochDone) == [EpochDone(2.0, 0, 2)]
+    assert bench.store.epoch == 1
+
+
+def test_staleness_is_counted_at_the_store() -> None:
+    bench = Bench(ob.ASP(ob.Inverse()))
+    for worker in (0, 1, 2):
+        bench.push(worker)
+    bench.pull(0)
+    bench.push(1)
+    bench.push(0)
+    parts = [record.parts[0] for record in bench.watch.seen if isinstance(record, Updated)]
+    assert [part.staleness for part in parts] == [0, 1, 2, 3, 1]
+    assert [part.weight for part in parts] == [1.0, 1.0, 0.5, 1 / 3, 1.0]
+
+
+def test_what_a_worker_claims_about_staleness_does_not_count() -> None:
+    bench = Bench(ob.ASP())
+    bench.push(0)
+    part = bench.part(1)
+    part.staleness, part.weight = 99, 7.0
+    bench.store.push(Contribution(part), 1.0)
+    assert (part.staleness, part.weight) == (1, 1.0)
+
+
+def test_a_round_is_one_update_sorted_by_worker() -> None:
+    bench = Bench(ob.BSP())
+    for worker in (2, 0):
+        assert bench.push(worker) is Verdict.ADMITTED
+        assert bench.store.hold(worker) == []
+    assert bench.store.version == 0
+    assert len(bench.watch.of(Admitted)) == 2
+    bench.push(1)
+    (update,) = bench.watch.of(Updated)
+    assert isinstance(update, Updated)
+    assert [part.worker for part in update.parts] == [0, 1, 2]
+    assert sorted(bench.store.hold(1)) == [0, 1, 2]
+
+
+def test_nobody_is_released_twice() -> None:
+    bench = Bench(ob.BSP(), workers=2)
+    bench.push(0)
+    assert bench.store.hold(0) == []
+    bench.push(1)
+    assert bench.store.released() == [0]
+    assert bench.store.released() == []
+    assert bench.store.hold(1) == [1]
+
+
+def test_a_waiting_worker_shows_whom_it_waits_for() -> None:
+    bench = Bench(ob.SSP(1))
+    bench.push(0)
+    assert bench.store.hold(0) == [0]
+    bench.pull(0)
+    bench.push(0)
+    assert bench.store.hold(0) == []
+    assert bench.store.cells[Row.BLOCKER, 0] in (1, 2)
+    bench.push(1)
+    assert bench.store.released() == []
+    bench.push(2)
+    assert bench.store.released() == [0]
+
+
+def test_the_last_group_is_flushed_when_nobody_adds_to_it() -> None:
+    bench = Bench(ob.SoftSync(3), samples=8)
+    for worker in (0, 1, 2):
+        bench.push(worker)
+    bench.push(0)
+    assert bench.store.version == 1
+    for worker in (0, 1):
+        bench.store.rest(worker, 3.0)
+    assert bench.store.version == 1
+    bench.store.rest(2, 3.0)
+    assert bench.store.version == 2
+    assert bench.store.finished
+    assert len(bench.watch.of(Rested)) == 3
+
+
+@pytest.mark.parametrize("leave", ["rest", "lose"])
+def test_a_round_closes_without_those_who_stopped(leave: str) -> None:
+    bench = Bench(ob.BSP())
+    bench.push(0)
+    bench.push(1)
+    assert bench.store.hold(0) == []
+    getattr(bench.store, leave)(2, 3.0)
+    assert bench.store.version == 1
+    assert 0 in bench.store.released()
+
+
+def test_what_a_worker_sent_before_it_died_still_counts() -> None:
+    bench = Bench(ob.BSP())
+    bench.push(0)
+    bench.store.lose(0, 1.0)
+    bench.push(1)
+    bench.push(2)
+    (update,) = bench.watch.of(Updated)
+    assert isinstance(update, Updated)
+    assert [part.worker for part in update.parts] == [0, 1, 2]
+    assert bench.store.leases.ledger.summary()[0]["repeated"] == 0
+
+
+def test_backup_workers_are_dropped_and_counted() -> None:
+    bench = Bench(ob.BSP(backup=1), samples=8)
+    assert bench.push(0) is Verdict.ADMITTED
+    assert bench.push(1) is Verdict.ADMITTED
+    assert bench.store.version == 1
+    assert bench.push(2) is Verdict.DROPPED
+    (dropped,) = bench.watch.of(Dropped)
+    assert isinstance(dropped, Dropped)
+    assert (dropped.part.worker, dropped.part.staleness) == (2, 1)
+    assert bench.store.hold(2) == [2]
+    bench.pull(2)
+    assert bench.push(2) is Verdict.ADMITTED
+    assert bench.store.leases.ledger.summary() == [
+        {"applied": 4, "repeated": 0, "missing": 2, "dropped": 2, "skipped": 0}
+    ]
+
+
+def test_resting_workers_wake_for_leases_that_came_back() -> None:
+    bench = Bench(ob.ASP(), samples=4)
+    bench.store.lease(0)
+    bench.store.lease(1)
+    assert bench.store.lease(2) is None
+    bench.store.rest(2, 1.0)
+    assert bench.store.wake() == []
+    bench.store.lose(0, 2.0)
+    assert bench.store.wake() == [2]
+    assert bench.store.wake() == []
+    assert bench.store.lease(2) == Lease(0, 0, 2)
+
+
+def test_no_more_wake_than_there_are_leases() -> None:
+    bench = Bench(ob.ASP(), samples=2)
+    bench.store.lease(0)
+    bench.store.rest(1, 1.0)
+    bench.store.rest(2, 1.0)
+    bench.store.lose(0, 2.0)
+    assert bench.store.wake() == [1]
+
+
+@pytest.mark.parametrize(
+    ("discipline", "steps"),
+    [(ob.ASP(), 1), (ob.LocalSGD(7), 7), (ob.EASGD(3), 3), (ob.Downpour(4, 2), 4)],
+    ids=str,
+)
+def test_a_pull_says_how_many_steps_follow(discipline: Discipline, steps: int) -> None:
+    bench = Bench(discipline)
+    assert bench.store.pull(0, 1.0).steps == steps
+    pulled = bench.watch.of(Pulled)[-1]
+    assert isinstance(pulled, Pulled)
+    assert (pulled.worker, pulled.version, pulled.steps) == (0, 0, steps)
+
+
+def test_slower_workers_make_fewer_local_steps() -> None:
+    bench = Bench(ob.AsyncLocalSGD(8), workers=2)
+    for worker, seconds in ((0, 0.1), (1, 0.4)):
+        part = bench.part(worker)
+        part.compute = seconds
+        bench.store.push(Contribution(part), 1.0)
+    assert bench.store.pull(0, 2.0).steps == 8
+    assert bench.store.pull(1, 2.0).steps == 2
+
+
+def test_skipped_contributions_move_clock_and_version() -> None:
+    bench = Bench(ob.SSP(0), samples=6)
+    part = bench.part(0)
+    part.skipped = True
+    assert bench.store.push(Contribution(part), 1.0) is Verdict.ADMITTED
+    assert bench.store.version == 1
+    assert bench.store.cells[Row.CLOCK, 0] == 1
+    assert bench.store.leases.ledger.summary()[0]["skipped"] == 2
+
+
+@pytest.mark.parametrize("discipline", [ob.ASP(), ob.SSP(1), ob.BSP(backup=1)], ids=str)
+def test_the_state_goes_through_json_and_back(discipline: Discipline) -> None:
+    bench = Bench(discipline, samples=12)
+    for worker in (0, 1):
+        bench.push(worker)
+        bench.store.hold(worker)
+    bench.store.lease(2)
+    saved = json.loads(json.dumps(msgspec.to_builtins(bench.store.state(), str_keys=True)))
+    other = Bench(discipline, samples=12)
+    other.store.load(saved)
+    assert other.store.state() == bench.store.state()
+    assert other.store.version == bench.store.version
+    for one in (bench, other):
+        one.sequence, one.base = [1, 1, 0], [0, 0, 0]
+        one.store.lose(2, 4.0)
+        one.store.join(2, 5.0)
+        one.incarnation[2] = 2
+        one.pull(2)
+        one.push(2)
+    assert other.store.released() == bench.store.released()
+    assert other.store.state() == bench.store.state()
+
+
+def test_more_contributions_than_workers_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="cannot gather 3 contributions from 2 workers"):
+        Store(ob.SoftSync(3), 2, Leases(4, 2, 1), Log())

@@ -1,0 +1,335 @@
+"""The documentation is run: its snippets, its commands, its links and its tables."""
+
+import contextlib
+import importlib.util
+import io
+import re
+import runpy
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+
+import offbeat
+from offbeat import cluster, log
+from offbeat.cli import app, main
+from offbeat.discipline import ROWS, parse
+from offbeat.log import Part
+from offbeat.report.summary import Summary, WorkerFigures
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+DOCS = ROOT / "docs"
+
+# Numbers in shown output may move in the last place between processors; words may not.
+SLACK = 0.05
+NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
+HASH = re.compile(r"\b[0-9a-f]{32}\b")
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:home|root|work|tmp|Users|opt|mnt|usr|var)/")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, its text, and the line it begins on."""
+
+    language: str
+    text: str
+    line: int
+    shown_output: str | None = None  # of a `text` block right behind a python one
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that the block stands for, if its first line names one."""
+        match = re.match(r"# file: (\S+)\n", self.text)
+        return match[1] if match else None
+
+
+def blocks(text: str) -> list[Block]:
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    found: list[Block] = []
+    end = 0
+    for match in fence.finditer(text):
+        adjacent = bool(found) and not text[end : match.start()].strip()
+        before = found[-1] if found else None
+        if match[1] == "text" and adjacent and before and before.language == "python":
+            found[-1] = Block(before.language, before.text, before.line, match[2])
+        line = text.count("\n", 0, match.start()) + 2
+        found.append(Block(match[1], match[2], line))
+        end = match.end()
+    return found
+
+
+def same_words(shown: str, printed: str) -> str | None:
+    """The first word of two outputs that differs, numbers with some slack; None if none does."""
+    left = HASH.sub("HASH", shown).split()
+    right = HASH.sub("HASH", printed).split()
+    for a, b in zip(left, right, strict=False):
+        if NUMBER.sub("#", a) != NUMBER.sub("#", b):
+            return f"{a!r} is shown, {b!r} is printed"
+        for x, y in zip(NUMBER.findall(a), NUMBER.findall(b), strict=True):
+            one, other = float(x.replace(",", "")), float(y.replace(",", ""))
+            if abs(one - other) > SLACK * max(1.0, abs(one)):
+                return f"{a!r} is shown, {b!r} is printed"
+    if len(left) != len(right):
+        return f"{len(left)} words are shown, {len(right)} are printed"
+    return None
+
+
+def commands(block: Block) -> Iterator[tuple[str, str | None]]:
+    """Each offbeat command of a block, and for a console block the output that is shown."""
+    text = block.text.replace("\\\n", " ")
+    if block.language == "bash":
+        for line in text.splitlines():
+            if line.startswith("offbeat"):
+                yield line, None
+        return
+    for piece in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, output = piece.partition("\n")
+        if command.startswith("offbeat"):
+            yield command, output
+
+
+def run_command(command: str) -> tuple[int, str]:
+    """Exit code and standard output of one command line, run in this process."""
+    words = shlex.split(command, comments=True)[1:]
+    out, complaints = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
+        code = main(words)
+    return code, out.getvalue() + (complaints.getvalue() if code else "")
+
+
+def expected_code(command: str) -> int:
+    """A command that is shown to fail says so: `# exits with 2`."""
+    match = re.search(r"# exits with (\d+)", command)
+    return int(match[1]) if match else 0
+
+
+def demo_costs(text: str) -> str:
+    """The demo's table without the columns that depend on what was learnt."""
+    rows = [line.split() for line in text.splitlines() if line.endswith("MB")]
+    assert rows
+    learnt = [row.index("%") + 1 for row in rows]  # discipline, time to target, final accuracy
+    return "\n".join(" ".join([row[0], *row[n:]]) for row, n in zip(rows, learnt, strict=True))
+
+
+def run_python(block: Block, page: Path, names: dict[str, Any]) -> str:
+    # Blank lines in front make a traceback point at the line of the page.
+    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code, names)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_shows_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__page__"}
+    for block in blocks(page.read_text()):
+        where = f"{page.name} line {block.line}"
+        if block.file:
+            Path(block.file).write_text(block.text)
+        elif block.language == "python":
+            printed = run_python(block, page, names)
+            if block.shown_output is not None:
+                assert same_words(block.shown_output, printed) is None, where
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        elif block.language in ("bash", "console"):
+            for command, shown in commands(block):
+                code, printed = run_command(command)
+                assert code == expected_code(command), f"{where}: {command}\n{printed}"
+                if shown:
+                    if command == "offbeat demo":
+                        shown, printed = demo_costs(shown), demo_costs(printed)
+                    assert same_words(shown, printed) is None, f"{where}: {command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_images_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+://", path):
+            continue
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(there), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda page: page.name)
+def test_no_page_speaks_of_one_machine(page: Path) -> None:
+    assert not MACHINE_PATHS.search(page.read_text())
+
+
+def test_pages_are_listed_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    for page in DOCS.glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+def test_images_are_small() -> None:
+    images = list((DOCS / "images").iterdir())
+    assert images
+    assert all(image.stat().st_size < 150_000 for image in images)
+
+
+# ---------------------------------------------------------------- words against code
+
+
+def all_text() -> str:
+    return "\n".join(page.read_text() for page in PAGES)
+
+
+def test_every_public_name_is_mentioned() -> None:
+    text = all_text()
+    missing = [name for name in offbeat.__all__ if not re.search(rf"\b{name}\b", text)]
+    assert not missing
+
+
+def test_the_readme_lists_exactly_the_named_disciplines() -> None:
+    rows = re.findall(r"^\| `(\w+)[^`]*` \| `([a-z-]+)", PAGES[0].read_text(), re.MULTILINE)
+    assert [(ROWS[word].__name__, word) for word in ROWS] == rows
+
+
+def test_every_discipline_has_a_section_and_every_spelling_in_it_can_be_read() -> None:
+    text = (DOCS / "disciplines.md").read_text()
+    for name in ROWS:
+        assert re.search(rf"^### .*`{name}", text, re.MULTILINE), name
+    spellings = re.findall(rf"`((?:{'|'.join(ROWS)}|custom)(?::[^`\s]*)?)`", text)
+    assert len(spellings) > len(ROWS)
+    for spelling in spellings:
+        if "..." not in spelling and spelling != "custom":
+            # A bare name stands for the row, also where the row needs an argument.
+            needs_argument = spelling in ("soft", "ssp")
+            assert needs_argument or parse(spelling)
+
+
+def test_every_log_record_and_figure_is_explained() -> None:
+    faults = (DOCS / "faults.md").read_text()
+    for record in (*log.Entry.__args__, Part):
+        config = record.__struct_config__
+        if config.tag is not None:
+            assert f"`{config.tag}`" in faults
+        for name in msgspec.structs.fields(record):
+            assert f"`{name.name}`" in faults, f"{record.__name__}.{name.name}"
+    tutorial = (DOCS / "tutorial.md").read_text()
+    for struct in (Summary, WorkerFigures):
+        for name in struct.__struct_fields__:
+            assert f"`{name}`" in tutorial, name
+
+
+def test_every_key_of_a_cluster_is_explained() -> None:
+    text = (DOCS / "engines.md").read_text()
+    for kind in (cluster.Cluster, cluster.Machine, cluster.Pause, cluster.Failure):
+        for name in kind.__dataclass_fields__:
+            assert f"`{name}`" in text, name
+
+
+def test_every_option_of_train_is_explained() -> None:
+    from offbeat.setup import Options
+    from offbeat.train import TrainOptions
+
+    tutorial = (DOCS / "tutorial.md").read_text()
+    for name in (*Options.__annotations__, *TrainOptions.__annotations__):
+        assert f"`{name}" in tutorial, name
+
+
+def test_every_command_and_flag_is_explained() -> None:
+    text = (DOCS / "commands.md").read_text()
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert f"## offbeat {name}" in text
+        for parameter in command.params:
+            for flag in parameter.opts:
+                if flag.startswith("--"):
+                    assert f"`{flag}" in text, f"{name} {flag}"
+    errors = [getattr(offbeat, name) for name in offbeat.__all__]
+    codes = {e.exit_code for e in errors if isinstance(e, type) and hasattr(e, "exit_code")}
+    for code in {0, 130} | codes:
+        assert f"| {code} |" in text
+
+
+# ---------------------------------------------------------------- examples and figures
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.name)
+def test_examples_run(
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out
+    left = [path.name for path in tmp_path.iterdir() if path.name != "runs"]
+    assert not left, f"{script.name} leaves {left} behind"
+
+
+def test_the_figure_shows_who_waits_for_whom() -> None:
+    pytest.importorskip("matplotlib")
+    figures = module_of(DOCS / "figures.py")
+    lock_step, slack, free = (figures.timeline(sync) for _, sync in figures.PANELS)
+    assert not [bar for bar in free if bar.kind == "wait"]
+    for bars in (lock_step, slack):
+        waits = [bar for bar in bars if bar.kind == "wait"]
+        assert waits
+        assert all(bar.until > bar.since and bar.blocker != bar.worker for bar in waits)
+    assert sum(b.until - b.since for b in lock_step if b.kind == "wait") > 0
+
+
+def module_of(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- the checks themselves
+
+
+def test_outputs_are_compared_word_by_word() -> None:
+    assert same_words("97.5 % after 1,600 s", "97.6  % after\n1,610 s") is None
+    assert same_words("97.5 % after", "87.5 % after")
+    assert same_words("three words here", "three words")
+    assert same_words("bsp 1", "asp 1")
+    assert same_words(f"hash {'a1' * 16}", f"hash {'b2' * 16}") is None
+
+
+def test_blocks_are_found_with_their_files_and_outputs() -> None:
+    page = (
+        "a\n\n```toml\n# file: x.toml\nn = 1\n```\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n"
+    )
+    toml, python, text = blocks(page)
+    assert (toml.file, toml.line) == ("x.toml", 4)
+    assert (python.shown_output, python.line) == ("1\n", 9)
+    assert (text.language, text.shown_output) == ("text", None)
+
+
+def test_commands_are_found_with_their_outputs() -> None:
+    console = Block("console", "$ offbeat demo\nout\n$ ls\nx\n$ offbeat replay \\\n  r\nsame\n", 1)
+    assert [command.split() for command, _ in commands(console)] == [
+        ["offbeat", "demo"],
+        ["offbeat", "replay", "r"],
+    ]
+    assert [shown for _, shown in commands(console)] == ["out\n", "same\n"]
