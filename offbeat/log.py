@@ -96,9 +96,11 @@ class Lost(Record, tag="lost"):
 
 
 class Rested(Record, tag="rest"):
-    """A worker has nothing to do now."""
+    """A worker has nothing to do now; its time since its last contribution is told here."""
 
     worker: int
+    wait: float = 0.0
+    communication: float = 0.0
 
 
 class EpochDone(Record, tag="epoch"):
@@ -133,7 +135,8 @@ class Log:
         self.listeners: list[Listener] = []
         self.file: IO[bytes] | None = None
         if path is not None:
-            self.file = open(path, "ab" if keep is not None else "wb", buffering=1 << 16)  # noqa: SIM115
+            # Unbuffered, so that others can follow the run and a kill takes no record with it.
+            self.file = open(path, "ab" if keep is not None else "wb", buffering=0)  # noqa: SIM115
             if keep is not None:
                 if os.path.getsize(path) < keep:
                     self.file.close()
@@ -149,12 +152,9 @@ class Log:
         for listener in self.listeners:
             listener.see(record)
 
-    def flush(self) -> int:
-        """Make everything written so far readable by others; returns the length of the file."""
-        if self.file is None:
-            return 0
-        self.file.flush()
-        return self.file.tell()
+    def length(self) -> int:
+        """Bytes written so far."""
+        return 0 if self.file is None else self.file.tell()
 
     def close(self) -> None:
         if self.file is not None:

@@ -22,6 +22,7 @@ from offbeat.log import (
     Lost,
     Part,
     Pulled,
+    Rested,
     Updated,
     read,
 )
@@ -83,7 +84,7 @@ def replay(
     config = place.config()
     with fixed_arithmetic():
         job = _job(place, config, (model, data, loss), optimizer, dict(options))
-        return _Replayer(job, every).run(place.log_file)
+        return _Replayer(job, every, place.start_file).run(place.log_file)
 
 
 def _job(
@@ -124,13 +125,18 @@ class _Differs(Exception):
 class _Replayer:
     """A store and workers that do what the log says, when it says so."""
 
-    def __init__(self, job: Job, every: int):
+    def __init__(self, job: Job, every: int, start: Path):
         self.job, self.every = job, every
         self.store = job.make_store(Log())
         assert self.store.parameters is not None
         self.parameters = self.store.parameters
+        if start.exists():
+            meta = self.parameters.meta()
+            self.parameters.begin_with(load_tensors(start), meta, str(start))
         self.workers: dict[int, Worker] = {}
         self.waiting: dict[tuple[int, int, int], Contribution] = {}
+        self.sequence: dict[int, int] = {}  # of each worker's last contribution
+        self.resting: set[int] = set()
         self.version = self.epoch = self.compared = 0
 
     def run(self, path: Path) -> Replay:
@@ -159,6 +165,10 @@ class _Replayer:
             self.workers[record.worker] = self.job.make_worker(
                 self.store, record.worker, incarnation
             )
+            self.sequence[record.worker] = -1
+            self.resting.discard(record.worker)
+        elif isinstance(record, Rested):
+            self.resting.add(record.worker)
         elif isinstance(record, Lost):
             self.parameters.forget(record.worker)
         elif isinstance(record, EpochDone):
@@ -177,6 +187,7 @@ class _Replayer:
                 f"{self.version}"
             )
         worker = self._worker(record.worker)
+        self.resting.discard(record.worker)
         self._compute(worker, record.leases)
         self.parameters.weigher.remember(record.worker)
         worker.accept(
@@ -205,6 +216,9 @@ class _Replayer:
                 f"worker {number} contributes as incarnation {incarnation}, "
                 f"but it joined as {worker.incarnation}"
             )
+        if sequence != self.sequence[number] + 1 or number in self.resting:
+            raise _Differs(f"worker {number} contributes out of turn")
+        self.sequence[number] = sequence
         done = len(worker.done)  # computed before an earlier pull of the same block
         if not leases[:done] == worker.done or len(leases) == 0:
             raise _Differs(f"worker {number} contributes other samples than it computed")
@@ -229,6 +243,8 @@ class _Replayer:
         key = (part.worker, part.incarnation, part.sequence)
         contribution = self.waiting.pop(key, None) or self._contribute(*key, part.leases)
         mine = contribution.part
+        if mine.leases != part.leases:
+            raise _Differs(f"worker {part.worker} contributed other samples than the log says")
         if mine.base != part.base:
             raise _Differs(
                 f"worker {part.worker} computed on version {mine.base}, the log says {part.base}"

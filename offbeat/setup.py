@@ -74,7 +74,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     _whole("epochs", wanted.epochs)
     _whole("seed", wanted.seed, least=0)
     discipline = as_discipline(wanted.discipline)
-    discipline.for_workers(wanted.workers)  # a check; the store fills the numbers in again
+    filled = discipline.for_workers(wanted.workers)
     # A private copy on the CPU: the user's model is not touched, and workers copy this one.
     model = copy.deepcopy(wanted.model).cpu()
     accumulate = _whole("accumulate", options.get("accumulate", 1))
@@ -85,7 +85,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
             model,
             reader,
             wanted.loss,
-            *_rules(discipline, wanted.optimizer, model, options),
+            *_rules(filled, wanted.optimizer, model, options),
             _placement(options.get("shards", 1)),
             options.get("policies", {}),
             accumulate,
@@ -179,9 +179,33 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         if isinstance(numbers.placement, ByWeight)
         else numbers.placement.shards,
         "optimizer": describe_optimizer(optimizer),
+        "schedule": _describe_schedule(numbers),
+        "clip": _clip_text(numbers),
+        "policies": dict(numbers.policies),
         "model": fingerprint(numbers.model),
         "samples": len(numbers.reader),
     }
+
+
+def _users_rule(numbers: Numbers) -> Recipe:
+    """The recipe with the user's own schedule and clipping, wherever it works."""
+    return numbers.local_rule or numbers.store_rule
+
+
+def _describe_schedule(numbers: Numbers) -> str | None:
+    schedule = _users_rule(numbers).schedule
+    if schedule is None:
+        return None
+    factory = schedule.factory
+    inner = factory.func if isinstance(factory, functools.partial) else factory
+    settings = factory.keywords if isinstance(factory, functools.partial) else {}
+    inside = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return f"{getattr(inner, '__name__', 'custom')}({inside}) per {schedule.per}"
+
+
+def _clip_text(numbers: Numbers) -> str | None:
+    clip = _users_rule(numbers).clip
+    return None if clip is None else f"norm={clip.norm}, value={clip.value}"
 
 
 def describe_optimizer(factory: OptimizerFactory | None) -> dict[str, Any] | None:

@@ -87,11 +87,9 @@ def train(
         log = _log(folder, saved)
         store = job.make_store(log)
         if start is not None and saved is None:
-            _begin_with(store, RunFolder(start))
+            _begin_with(store, RunFolder(start), folder)
         tally = Tally(job.workers)
-        session = Session(
-            job, store, folder, evaluator, every or len(wanted.data), checkpoint_every  # type: ignore[arg-type]
-        )  # fmt: skip
+        session = Session(job, store, folder, evaluator, every or job.samples, checkpoint_every)
         log.listeners += [tally, *listeners]
         for listener in log.listeners:
             listener.begin(store, job.samples * job.epochs)
@@ -109,9 +107,7 @@ def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
     if cluster is None:
         return Cluster.equal(4 if workers is None else workers)
     if isinstance(cluster, str):
-        cluster = (
-            Cluster.from_toml(cluster) if cluster.endswith(".toml") else Cluster.parse(cluster)
-        )
+        cluster = Cluster.read(cluster)
     if workers is not None and workers != len(cluster):
         raise ConfigError(
             f"workers={workers}, but the cluster describes {len(cluster)}: leave workers out"
@@ -156,7 +152,7 @@ def _open(
     return folder.load()
 
 
-def _begin_with(store: Store, earlier: RunFolder) -> None:
+def _begin_with(store: Store, earlier: RunFolder, folder: RunFolder | None) -> None:
     """Take parameters and rule state from an earlier run; its epochs and clocks are not taken."""
     found = earlier.load()
     if found is None:
@@ -164,6 +160,8 @@ def _begin_with(store: Store, earlier: RunFolder) -> None:
     assert store.parameters is not None
     tensors, meta = found
     store.parameters.begin_with(under("store/", tensors), meta["parameters"], str(earlier.path))
+    if folder is not None:  # for replay, which may outlive the earlier run
+        save_tensors(folder.start_file, store.parameters.state())
 
 
 def _log(folder: RunFolder | None, saved: Any) -> Log:
@@ -218,7 +216,6 @@ def _finish(job: Job, sim: Simulation, session: Session, tally: Tally) -> Run:
     model = job.export(store)
     assert model is not None
     if folder is not None:
-        store.log.flush()
         save_tensors(folder.model_file, model_tensors(model))
         write_json(folder.summary_file, summary.to_dict())
     return Run(model, tally.history, summary, folder.path if folder else None)

@@ -349,7 +349,7 @@ def test_replay_every_must_be_positive(capsys: Capture, tmp_path: Path) -> None:
 
 def program(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "offbeat.cli", *map(str, words)],
+        [sys.executable, "-m", "offbeat", *map(str, words)],
         capture_output=True,
         text=True,
         cwd=folder,

@@ -185,7 +185,8 @@ class Simulation:
                     self.ready.extend(self.store.hold(number))
                 return
             else:
-                self.store.rest(number, self.now)
+                timing, agent.timing = agent.timing, Timing()
+                self.store.rest(number, self.now, timing.wait, timing.communication)
                 self._board_moved()
                 return
 
@@ -279,7 +280,7 @@ class Simulation:
         agent = self.agents[event.worker]
         if not agent.alive:
             return
-        agent.alive = False
+        agent.alive, agent.silent_until = False, self.now
         agent.token += 1
         self._plan(Kind.GIVE_UP, event.worker, self.now + self.cluster.patience)
         if event.extra >= 0:

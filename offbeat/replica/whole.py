@@ -27,13 +27,12 @@ class Replica:
         self.model.train()
         self.reader, self.loss, self.accumulate = reader, loss, accumulate
         self.flats = [Flat(table) for table in tables]
-        own = dict(self.model.named_parameters())
-        self.parameters: dict[str, nn.Parameter] = {}
-        for flat in self.flats:
-            for name, view in flat.views.items():
-                view.copy_(own[name].detach())
-                own[name].data = view
-                self.parameters[name] = own[name]
+        views = {name: view for flat in self.flats for name, view in flat.views.items()}
+        # In the model's own order, so that nothing depends on how they are sharded.
+        self.parameters = {n: p for n, p in self.model.named_parameters() if n in views}
+        for name, parameter in self.parameters.items():
+            views[name].copy_(parameter.detach())
+            parameter.data = views[name]
 
     def compute(self, lease: Lease) -> float:
         """Leave the mean gradient of `lease` on the parameters; returns the mean loss."""

@@ -15,6 +15,7 @@ from offbeat.log import (
     Part,
     Pulled,
     Refused,
+    Rested,
     Updated,
 )
 
@@ -126,6 +127,9 @@ class Tally(Listener):
         elif isinstance(record, Dropped):
             self.dropped += 1
             self._spent(record.part)
+        elif isinstance(record, Rested):
+            self.figures[record.worker].wait += record.wait
+            self.figures[record.worker].communication += record.communication
         elif isinstance(record, Refused):
             self.refused += 1
         elif isinstance(record, Lost):

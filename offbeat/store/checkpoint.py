@@ -27,6 +27,7 @@ class RunFolder:
         self.config_file = self.path / "run.json"
         self.log_file = self.path / "log.jsonl"
         self.initial_file = self.path / "initial.safetensors"
+        self.start_file = self.path / "start.safetensors"  # only of a run that began with another
         self.model_file = self.path / "model.safetensors"
         self.summary_file = self.path / "summary.json"
         self.checkpoints = self.path / "checkpoints"

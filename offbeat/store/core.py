@@ -78,10 +78,10 @@ class Store:
         self.log.write(Lost(now, worker, int(self.cells[Row.INCARNATION, worker]), leases))
         self._settle(now)
 
-    def rest(self, worker: int, now: float) -> None:
-        """`worker` found nothing to do."""
+    def rest(self, worker: int, now: float, wait: float = 0.0, communication: float = 0.0) -> None:
+        """`worker` found nothing to do, after this much waiting and talking in vain."""
         board.set_state(self.cells, worker, State.RESTING)
-        self.log.write(Rested(now, worker))
+        self.log.write(Rested(now, worker, wait, communication))
         self._settle(now)
 
     def wake(self) -> list[int]:

@@ -129,7 +129,8 @@ class Parameters:
                 own[name].copy_(updater.value(name))
         buffers = dict(model.named_buffers())
         for entry in self.buffers:
-            values = [s[entry.name] for s in self.statistics.values() if entry.name in s]
+            # By worker, so that the order of a sum does not depend on who came first.
+            values = [s[entry.name] for _, s in sorted(self.statistics.items()) if entry.name in s]
             if values and entry.policy == "averaged":
                 buffers[entry.name].copy_(_mean(values))
         return model

@@ -1,5 +1,6 @@
 """A rule over named tensors: a PyTorch optimiser with its groups, schedule and clipping."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -119,9 +120,14 @@ class Updater:
         if self.scheduler is None or self.recipe.schedule is None:
             return
         target = epoch if self.recipe.schedule.per == "epoch" else version
-        while self.moved < target:
-            self.scheduler.step()
-            self.moved += 1
+        if self.moved >= target:
+            return
+        with warnings.catch_warnings():
+            # A worker that joins late moves its schedule on before its first step, and means to.
+            warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)`")
+            while self.moved < target:
+                self.scheduler.step()
+                self.moved += 1
 
     @property
     def kind(self) -> str:
