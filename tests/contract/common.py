@@ -256,6 +256,22 @@ class Records(ob.Listener):
         return (record for record in self.all if isinstance(record, kinds))
 
 
+class Stop(Exception):
+    """What a user's listener may raise."""
+
+
+class StopAfter(ob.Listener):
+    """Stops the run while a record is being written."""
+
+    def __init__(self, records: int):
+        self.left = records
+
+    def see(self, record: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Stop
+
+
 def recount(records: Sequence[Any], samples: int, epochs: int) -> list[dict[str, int]]:
     """The ledger as the log alone gives it, counted sample by sample."""
     applied = [[0] * samples for _ in range(epochs)]

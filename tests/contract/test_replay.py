@@ -1,6 +1,7 @@
 """A replay arrives at the run's bits at every version, and finds a log that was altered."""
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -67,7 +68,16 @@ def test_replay_with_schedule_clipping_groups_and_accumulation(engine, tmp_path)
             run(engine, what, named(3)[name], workers=3, accumulate=2, out=out, **options)
             ob.replay(out, *what, **options).check()
     changed = options | {"clip": None}
-    assert not ob.replay(out, *what, **changed).identical
+    with pytest.raises(ob.CheckpointError, match=r"clip is None here and norm=0\.4"):
+        ob.replay(out, *what, **changed)
+
+
+def test_a_run_that_began_with_another_can_be_replayed_alone(engine, tmp_path):
+    what = problem()
+    run(engine, what, "bsp", workers=2, out=tmp_path / "first")
+    run(engine, what, "asp", workers=2, out=tmp_path / "second", start=tmp_path / "first")
+    shutil.rmtree(tmp_path / "first")
+    assert ob.replay(tmp_path / "second", *what).check().versions > 0
 
 
 def test_replay_with_other_data_differs_at_the_first_version(engine, tmp_path):

@@ -21,6 +21,8 @@ from tests.contract.common import (
     CODECS,
     MOMENTUM,
     NAMES,
+    Stop,
+    StopAfter,
     clusters,
     examples,
     named,
@@ -30,22 +32,6 @@ from tests.contract.common import (
     scratch,
     seeds,
 )
-
-
-class Stop(Exception):
-    """What a user's listener may raise."""
-
-
-class StopAfter(ob.Listener):
-    """Stops the run while a record is being written."""
-
-    def __init__(self, records: int):
-        self.left = records
-
-    def see(self, record: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Stop
 
 
 def net() -> nn.Module:
