@@ -56,6 +56,11 @@ def slowest(cells: Cells) -> int:
     return int(cells[Row.BINDING].min())
 
 
+def furthest_behind(cells: Cells) -> int:
+    """Which worker has that clock; the first of several, and any one if nobody binds others."""
+    return int(cells[Row.BINDING].argmin())
+
+
 def active(cells: Cells) -> int:
     """How many workers are at work."""
     return int(np.count_nonzero(cells[Row.STATE] == State.ACTIVE))
@@ -171,10 +176,9 @@ def round_over(cells: Cells, worker: int) -> None:
         cells[Row.BINDING, worker] = cells.item(Row.CLOCK, worker)
 
 
-def blame(cells: Cells, worker: int) -> None:
-    """Note whom a waiting worker waits for: the furthest behind of those that bind others."""
-    found = int(cells[Row.BINDING].argmin())
-    cells[Row.BLOCKER, worker] = NOBODY if cells.item(Row.BINDING, found) == UNBOUND else found
+def blame(cells: Cells, worker: int, other: int) -> None:
+    """Note whom a waiting worker waits for: the one furthest behind, if it binds others."""
+    cells[Row.BLOCKER, worker] = NOBODY if cells.item(Row.BINDING, other) == UNBOUND else other
 
 
 def let_go(cells: Cells, worker: int, version: int) -> None:

@@ -1,8 +1,8 @@
 """What travels between worker and store: contributions out, snapshots back."""
 
-from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
 from torch import Tensor
 
 from offbeat.codec import Packed
@@ -10,8 +10,7 @@ from offbeat.log import Part
 from offbeat.store.table import Flat
 
 
-@dataclass
-class Contribution:
+class Contribution(msgspec.Struct):
     """What a worker sends; `part` is its line in the log, the rest are numbers.
 
     `payload` is a gradient to descend, one flat buffer per shard: a gradient, a sum of gradients,
@@ -22,8 +21,8 @@ class Contribution:
     payload: list[Flat] | None = None
     packed: dict[str, Packed] | None = None  # the payload as it travels, where a codec is used
     absent: frozenset[str] = frozenset()  # parameters that got no gradient at all
-    statistics: dict[str, Tensor] = field(default_factory=dict)  # averaged buffers
-    updater: dict[str, Tensor] = field(default_factory=dict)  # local optimiser state to average
+    statistics: dict[str, Tensor] = {}  # averaged buffers
+    updater: dict[str, Tensor] = {}  # local optimiser state to average
 
     @property
     def nbytes(self) -> int:
@@ -52,15 +51,14 @@ class Contribution:
         return flats
 
 
-@dataclass
-class Snapshot:
+class Snapshot(msgspec.Struct):
     """What a worker pulls: exactly one version, whole."""
 
     version: int
     steps: int  # local steps until the next push
     epoch: int  # epochs done, for rate schedules
     parameters: list[Flat] | None = None
-    updater: dict[str, Tensor] = field(default_factory=dict)
+    updater: dict[str, Tensor] = {}
 
 
 class Verdict(Enum):

@@ -1,6 +1,8 @@
 """A run without gradients: what a discipline costs in time and bytes, for up to 10,000 workers."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from offbeat.choices import InPlace
 from offbeat.cluster import Cluster
@@ -11,6 +13,18 @@ from offbeat.job import Ghost, Job
 from offbeat.log import Listener, Log
 from offbeat.report.summary import Summary, Tally
 from offbeat.send import HOGWILD
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing here makes cycles, and looking for them among many workers takes its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def estimate(
@@ -47,8 +61,9 @@ def estimate(
     sim = Simulation(job, cluster, store)
     sim.start()
     try:
-        while sim.step():
-            pass
+        with _no_collection():
+            while sim.step():
+                pass
     finally:
         for listener in log.listeners:
             listener.end()

@@ -3,15 +3,14 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from offbeat.errors import ConfigError
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True):
+class Lease(NamedTuple):
     """A range of one epoch's shuffled order, given to one worker at a time."""
 
     epoch: int
@@ -36,28 +35,26 @@ class Ledger:
 
     def settle(self, leases: Sequence[Lease], outcome: str) -> list[int]:
         """Record what became of `leases`; returns the epochs that this completes."""
-        finished = []
-        for lease in leases:
-            if lease.epoch not in self.open:
-                self.open[lease.epoch] = np.zeros(self.samples, dtype=np.uint8)
-                self.lost[lease.epoch] = {"dropped": 0, "skipped": 0}
-                self._settled[lease.epoch] = 0
+        full = False
+        for epoch, start, stop in leases:
+            if epoch not in self.open:
+                self.open[epoch] = np.zeros(self.samples, dtype=np.uint8)
+                self.lost[epoch] = {"dropped": 0, "skipped": 0}
+                self._settled[epoch] = 0
+            samples = stop - start
             if outcome == "applied":
-                self.open[lease.epoch][lease.start : lease.stop] += 1
-                self.applied += lease.samples
+                self.open[epoch][start:stop] += 1
+                self.applied += samples
             else:
-                self.lost[lease.epoch][outcome] += lease.samples
-            self._settled[lease.epoch] += lease.samples
-            if self._settled[lease.epoch] >= self.samples:
-                finished.append(lease.epoch)
+                self.lost[epoch][outcome] += samples
+            settled = self._settled[epoch] + samples
+            self._settled[epoch] = settled
+            full |= settled >= self.samples
+        closed: list[int] = []
         # Epochs close in order, so that "epoch 3 is done" also says that 0 to 2 are.
-        closed = []
-        while finished and len(self.done) in self.open and self._full(len(self.done)):
+        while full and self._settled.get(len(self.done), 0) >= self.samples:
             closed.append(self._close(len(self.done)))
         return closed
-
-    def _full(self, epoch: int) -> bool:
-        return self._settled[epoch] >= self.samples
 
     def _close(self, epoch: int) -> int:
         self.done.append(self._counts(epoch))

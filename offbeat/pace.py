@@ -3,6 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -296,7 +297,7 @@ class Pace:
         self._recorded = distribution.recorded
         self._key = seed | worker << 64
         self._block = -1
-        self._times: list[float] = []
+        self._times = array("d")
 
     def __getitem__(self, step: int) -> float:
         if step < 0:
@@ -308,6 +309,7 @@ class Pace:
             # Philox turns (key, counter) into bits without any state: the key says whose stream
             # it is, and the counter's high words say which block, 2**64 counts before the next.
             bits = np.random.Philox(key=self._key, counter=block << 64)
-            self._times = self._distribution.draw(np.random.Generator(bits), _BLOCK).tolist()
+            drawn = self._distribution.draw(np.random.Generator(bits), _BLOCK)
+            self._times = array("d", drawn.tobytes())
             self._block = block
         return self._times[step % _BLOCK]

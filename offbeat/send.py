@@ -9,6 +9,7 @@ from torch import Tensor
 from offbeat.choices import Accumulated, Change, Elastic, Gradient
 from offbeat.codec import Codec, ErrorFeedback, Packed
 from offbeat.contribution import Snapshot
+from offbeat.data import mix
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.lease import Lease
@@ -54,11 +55,11 @@ class Sender:
         """The local optimiser's state, where the discipline averages it."""
         return {}
 
-    def pack(self, payload: list[Flat], seed: int) -> dict[str, Packed] | None:
+    def pack(self, payload: list[Flat], seed: tuple[int, ...]) -> dict[str, Packed] | None:
         """Make the payload small; what is lost stays here and goes out with the next one."""
         if self.feedback is None:
             return None
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(mix(*seed))
         return {
             name: self.feedback.pack(name, view, generator)
             for flat in payload
@@ -260,7 +261,7 @@ class ElasticSender(_LocalSender):
             self._move(self.out)
         return self.out
 
-    def pack(self, payload: list[Flat], seed: int) -> dict[str, Packed] | None:
+    def pack(self, payload: list[Flat], seed: tuple[int, ...]) -> dict[str, Packed] | None:
         packed = super().pack(payload, seed)
         if packed is not None and self.feedback is not None:
             # The worker moves by what really went out, so nothing is left over and the sum of

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from offbeat.choices import Accumulated, Elastic
 from offbeat.contribution import Contribution, Snapshot
-from offbeat.data import mix
 from offbeat.discipline import Discipline
 from offbeat.errors import RunError
 from offbeat.lease import Lease
@@ -190,11 +189,14 @@ class NumberWorker(Worker):
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
         self.catch_up()
         payload = self.sender.payload()
-        packed = self.sender.pack(payload, mix(seed, 3, self.number, self.incarnation, sequence))
+        packed = self.sender.pack(payload, (seed, 3, self.number, self.incarnation, sequence))
         leases, losses = self.done, self.losses
         self.done, self.losses = [], []
-        samples = sum(lease.samples for lease in leases)
-        mean = sum(x * lease.samples for x, lease in zip(losses, leases, strict=True)) / samples
+        samples, total = 0, 0.0
+        for (_, start, stop), loss in zip(leases, losses, strict=True):
+            samples += stop - start
+            total += loss * (stop - start)
+        mean = total / samples
         statistics = self.sender.replica.statistics(self.buffers)
         updater = self.sender.updater_state()
         part = Part(

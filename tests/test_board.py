@@ -104,7 +104,7 @@ def test_the_slowest_releases_those_in_reach(make: Make) -> None:
 def test_whoever_waits_blames_the_slowest(make: Make) -> None:
     cells = started(make, [4, 3, 1])
     waiting(cells, 0)
-    board.blame(cells, 0)
+    board.blame(cells, 0, board.furthest_behind(cells))
     assert cells[Row.BLOCKER, 0] == 2
     board.let_go(cells, 0, 0)
     assert cells[Row.BLOCKER, 0] == NOBODY

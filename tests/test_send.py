@@ -101,7 +101,7 @@ def test_the_gradient_of_a_step() -> None:
     made.step(LEASES[0])
     made.step(LEASES[1])
     assert torch.equal(vector(made.payload()), gradient(LEASES[1]))
-    assert made.pack(made.payload(), 0) is None
+    assert made.pack(made.payload(), (0,)) is None
 
 
 def test_accumulated_gradients_add_up_and_start_again() -> None:
@@ -188,7 +188,7 @@ def test_an_elastic_exchange_conserves_worker_plus_centre(codec: Codec | None) -
     made.accept(snapshot(made, 3.0, version=1))
     before, centre = weights(made), vector(snapshot(made, 3.0).parameters or [])
     payload = made.payload()
-    packed = made.pack(payload, 0)
+    packed = made.pack(payload, (0,))
     sent = vector(payload)
     if packed is not None:
         decoded = {n: p.codec.decode(p) for n, p in packed.items()}
@@ -230,7 +230,7 @@ def test_what_a_codec_leaves_out_goes_out_later(discipline: Discipline) -> None:
         made.step(lease)
         payload = made.payload()
         wanted += vector(payload)
-        packed = made.pack(payload, number)
+        packed = made.pack(payload, (number,))
         assert packed is not None
         names = [name for flat in payload for name in flat.views]
         total += torch.cat([packed[n].codec.decode(packed[n]).flatten() for n in names])
@@ -259,7 +259,7 @@ def test_a_sender_goes_on_exactly_where_it_was(discipline: Discipline, codec: An
         made.step(LEASES[2])
         if isinstance(made, ElasticSender):
             made.accept(snapshot(made, 2.0))
-    packed = [made.pack(made.payload(), 5) for made in (first, second)]
+    packed = [made.pack(made.payload(), (5,)) for made in (first, second)]
     assert torch.equal(vector(first.out), vector(second.out))
     assert first.absent == second.absent
     assert torch.equal(weights(first), weights(second))

@@ -133,8 +133,11 @@ class Simulation:
 
     def _plan_own(self, kind: Kind, worker: int, seconds: float) -> None:
         """Something the worker does itself: a pause delays it."""
-        start = max(self.now, self.agents[worker].silent_until)
-        self._plan(kind, worker, start + seconds)
+        agent = self.agents[worker]
+        start = agent.silent_until if agent.silent_until > self.now else self.now
+        event = Event(start + seconds, self.planned, kind, worker, agent.token)
+        heapq.heappush(self.heap, event)
+        self.planned += 1
 
     # ------------------------------------------------------------ the path of a gradient
 
@@ -157,8 +160,8 @@ class Simulation:
         cycle = agent.cycle
         while True:
             if cycle.action is Action.COMPUTE:
-                lease = worker.todo[-1]
-                share = lease.samples / self.job.batch_size
+                _, start, stop = worker.todo[-1]
+                share = (stop - start) / self.job.batch_size
                 seconds = self.paces[number][agent.step] * share
                 agent.step += 1
                 agent.timing.compute += seconds
@@ -172,7 +175,7 @@ class Simulation:
                 else:
                     self._arrived(number)
                 return
-            if self.store.lost(number):  # it was given up while it was silent
+            if agent.silent_until and self.store.lost(number):  # given up while it was silent
                 self._join(number)
                 return
             if cycle.action is Action.LEASE:
@@ -230,7 +233,7 @@ class Simulation:
 
     def _serve(self, number: int) -> None:
         agent, worker = self.agents[number], self.workers[number]
-        if self.store.lost(number):
+        if agent.silent_until and self.store.lost(number):
             # A contribution of the dead is refused unread, so there is no need to compute it.
             self.store.refuse(number, worker.incarnation, agent.sequence, self.now)
             self._join(number)

@@ -47,6 +47,7 @@ class Store:
         self.epoch = 0  # epochs done
         self.gathered: list[Contribution] = []
         self._barrier = isinstance(self.discipline.gather, All)
+        self._drops = self.discipline.drops
         self._free = not self._barrier and self.discipline.wait is None
         send = self.discipline.send
         self._steps = 1  # local steps between two pushes
@@ -55,13 +56,15 @@ class Store:
         elif isinstance(send, Accumulated):
             self._steps = send.push
         self._by_speed = isinstance(send, Change) and send.by_speed
-        self._low = board.UNBOUND
+        self._low, self._last = board.UNBOUND, 0  # the smallest binding clock, and whose it is
+        self._sure = False  # whether these two still hold
         self._moved = False  # whether a waiting worker may have been released
 
     # ------------------------------------------------------------ workers come and go
 
     def join(self, worker: int, now: float) -> int:
         """Enter or enter again; an earlier incarnation is given up. Returns the incarnation."""
+        self._sure = False
         if self.cells[Row.STATE, worker] in (State.ACTIVE, State.RESTING):
             self.lose(worker, now)
         incarnation = board.enter(self.cells, worker)
@@ -92,10 +95,12 @@ class Store:
         woken = [int(worker) for worker in resting[: len(self.leases.returned)]]
         for worker in woken:
             board.wake(self.cells, worker)
+        self._sure = False
         return woken
 
     def _settle(self, now: float) -> None:
         """Somebody stopped working: a round may be complete without it, or nobody adds to it."""
+        self._sure = False
         last = not board.active(self.cells)
         if self.gathered and (last or self._complete()):
             self._update(now)
@@ -126,10 +131,12 @@ class Store:
         if part.sequence <= cells.item(Row.SEQUENCE, worker):
             return Verdict.REPEATED
         cells[Row.SEQUENCE, worker] = part.sequence
+        # Only a worker that was furthest behind can move the smallest clock by moving its own.
+        self._sure &= cells.item(Row.BINDING, worker) > self._low
         board.tick(cells, worker, len(part.leases), part.compute)
         part.staleness = self.version - part.base
         part.weight = self.discipline.weigh.factor(part.staleness)
-        if self.discipline.drops and part.staleness > 0:
+        if self._drops and part.staleness > 0:
             self.log.write(Dropped(now, self.version, part))
             self._close_epochs(self.leases.settle(worker, part.leases, "dropped"), now)
             self._moved = True
@@ -189,17 +196,19 @@ class Store:
         self.cells[Row.WAITING, worker] = 1
         free = self.released(worker)
         if worker not in free:
-            board.blame(self.cells, worker)
+            last = board.furthest_behind(self.cells) if self._barrier else self._last
+            board.blame(self.cells, worker, last)
         return free
 
     def released(self, asking: int | None = None) -> list[int]:
         """Waiting workers that may go on since the board last moved, and `asking` if it may."""
         if self._free:
             return []
-        if not self._barrier:
-            low = board.slowest(self.cells)
+        if not self._barrier and not self._sure:
+            self._last = board.furthest_behind(self.cells)
+            low = self.cells.item(Row.BINDING, self._last)
             self._moved |= low != self._low
-            self._low = low
+            self._low, self._sure = low, True
         if self._moved:
             self._moved = False
             free = board.released(self.cells, self.discipline)
@@ -242,4 +251,5 @@ class Store:
         self.version, self.epoch = state["version"], state["epoch"]
         self.cells[:] = state["board"]
         self._low, self._moved = state["low"], state["moved"]
+        self._sure = False
         self.leases.load(state["leases"])

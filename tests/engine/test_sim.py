@@ -115,7 +115,7 @@ def test_a_smaller_batch_takes_its_share_of_the_time() -> None:
 
 @pytest.mark.parametrize(
     ("slack", "samples", "times", "waited"),
-    [(0, 4, [1.0, 2.0, 3.0, 4.0], 1.0), (1, 6, [1.0, 2.0, 2.0, 3.0, 4.0, 5.0], 1.0)],
+    [(0, 4, [1.0, 2.0, 3.0, 4.0], 2.0), (1, 6, [1.0, 2.0, 2.0, 3.0, 4.0, 5.0], 1.0)],
 )
 def test_bounded_staleness(slack: int, samples: int, times: list[float], waited: float) -> None:
     case = Case(ob.SSP(slack), [machine(1.0), machine(2.0)], samples)
