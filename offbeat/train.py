@@ -142,7 +142,8 @@ def _open(
         return None
     if not resume or not folder.config_file.exists():
         assert isinstance(job.content, Numbers)
-        folder.create(config | {"origin": origin}, model_tensors(job.content.model))
+        initial = model_tensors(job.content.model)
+        folder.create(config | {"origin": origin}, initial, resume)
         return None
     difference = first_difference(folder.config(), config)
     if difference is not None:

@@ -32,19 +32,30 @@ class RunFolder:
         self.summary_file = self.path / "summary.json"
         self.checkpoints = self.path / "checkpoints"
 
-    def create(self, config: Mapping[str, Any], initial: Mapping[str, Tensor]) -> None:
-        """Begin a new run; an existing one is never written over."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def create(
+        self, config: Mapping[str, Any], initial: Mapping[str, Tensor], resume: bool = False
+    ) -> None:
+        """Begin a new run; an existing one is never written over.
+
+        `run.json` is written last. With `resume`, a folder that was left without it by a kill is
+        begun again, if nothing but such a beginning is in it.
+        """
+        if self.path.exists() and not (self.path.is_dir() and self._unbegun(resume)):
             raise ConfigError(
                 f"{self.path} exists and is not empty: pass resume=True to go on with it, "
                 "or name another folder"
             )
         try:
-            self.checkpoints.mkdir(parents=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
             save_tensors(self.initial_file, initial)
             write_json(self.config_file, config)
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def _unbegun(self, resume: bool) -> bool:
+        beginning = {self.checkpoints.name, self.initial_file.name, f".{self.config_file.name}"}
+        found = {file.name for file in self.path.iterdir()}
+        return not found or (resume and found <= beginning and not self._names())
 
     def config(self) -> dict[str, Any]:
         if not self.config_file.exists():

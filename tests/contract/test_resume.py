@@ -208,3 +208,24 @@ def test_killed_and_resumed(engine, tmp_path):
     assert list((tmp_path / "killed" / "checkpoints").iterdir())
     again = run(engine, what, "asp", out=tmp_path / "killed", resume=True, **KILLED)
     assert _outcome(again) == _outcome(whole)
+
+
+def test_killed_while_the_folder_was_being_made(engine, tmp_path):
+    what = problem()
+    whole = run(engine, what, "asp", workers=2, out=tmp_path / "whole")
+    for number, leftover in enumerate([[], ["initial.safetensors"], [".run.json"]]):
+        out = tmp_path / f"cut{number}"
+        (out / "checkpoints").mkdir(parents=True)
+        for name in leftover:
+            (out / name).write_bytes(b"half a fi")
+        with pytest.raises(ob.ConfigError, match="pass resume=True"):
+            run(engine, what, "asp", workers=2, out=out)
+        again = run(engine, what, "asp", workers=2, out=out, resume=True)
+        assert _outcome(again) == _outcome(whole)
+
+
+def test_a_folder_of_something_else_is_never_resumed_over(engine, tmp_path):
+    (tmp_path / "thesis.txt").write_text("all of it")
+    with pytest.raises(ob.ConfigError, match="exists and is not empty"):
+        run(engine, problem(), "asp", workers=2, out=tmp_path, resume=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
