@@ -45,7 +45,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 soak: $(STAMP)
-	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m pytest -n 2 -m soak --timeout 3600
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,8 @@ The modules in the order in which a gradient meets them:
 - `worker`: the cycle that ties these together
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
 - `session`, `train`, `cost`, `run`: the front door
-- `report`, `cli`: what a run cost, and the command line
+- `report`, `cli`, `demo`: what a run cost, and the command line
+- `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
 
 from offbeat import codec, optim

@@ -27,11 +27,11 @@ from offbeat.log import (
     read,
 )
 from offbeat.replica.objective import Loss
+from offbeat.session import fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, first_difference, make_job, optimizer_from
 from offbeat.store.checkpoint import RunFolder, load_tensors, model_tensors
 from offbeat.store.table import check_tensors
 from offbeat.task import OptimizerFactory
-from offbeat.train import fixed_arithmetic
 from offbeat.worker import Timing, Worker
 
 

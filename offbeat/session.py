@@ -1,11 +1,14 @@
-"""What happens around an engine's steps: tests, checkpoints, and a clean stop on Ctrl-C."""
+"""What happens around an engine's steps: tests, checkpoints, a clean stop, fixed arithmetic."""
 
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from offbeat.job import Job
@@ -97,3 +100,18 @@ class Session:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def fixed_arithmetic() -> Iterator[None]:
+    """One thread and private random numbers, so that a run depends on its seed alone."""
+    threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

@@ -1,13 +1,9 @@
 """The front door for functions: a model, data and a loss in, a finished run out."""
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -22,7 +18,7 @@ from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.objective import Loss
 from offbeat.report.summary import Tally
 from offbeat.run import Run
-from offbeat.session import Session
+from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, first_difference, make_job
 from offbeat.store.checkpoint import RunFolder, model_tensors, save_tensors, under, write_json
 from offbeat.store.core import Store
@@ -113,21 +109,6 @@ def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
             f"workers={workers}, but the cluster describes {len(cluster)}: leave workers out"
         )
     return cluster
-
-
-@contextmanager
-def fixed_arithmetic() -> Iterator[None]:
-    """One thread and private random numbers, so that a run depends on its seed alone."""
-    threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 def _open(

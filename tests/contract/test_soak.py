@@ -27,7 +27,7 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.mark.parametrize("name", NAMES)
-@examples(150)
+@examples(60)
 @given(cluster=clusters(faults=True), seed=seeds, codec=st.sampled_from(CODECS))
 def test_count_replay_and_resume(engine, name, cluster, seed, codec):
     what, seen = problem(samples=30), Records()
