@@ -155,7 +155,9 @@ class Leases:
     def hand_in(self, worker: int, leases: Sequence[Lease]) -> None:
         """An admitted contribution answers for `leases` from now on, no longer `worker`."""
         held = self.held.get(worker)
-        if held:
+        if held == leases:  # the common case: all it holds
+            self.held[worker] = []
+        elif held:
             self.held[worker] = [lease for lease in held if lease not in leases]
 
     def reclaim(self, worker: int) -> list[Lease]:

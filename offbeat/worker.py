@@ -147,7 +147,7 @@ class GhostWorker(Worker):
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
         self.catch_up()
         leases, self.done = self.done, []
-        samples = sum(lease.samples for lease in leases)
+        samples = sum([stop - start for _, start, stop in leases])
         part = Part(
             self.number, self.incarnation, sequence, self.base, leases, samples,
             bytes=self.size, compute=timing.compute, wait=timing.wait,
