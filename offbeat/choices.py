@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from offbeat.errors import ConfigError
 from offbeat.spelling import Choice, nearest
@@ -10,9 +10,10 @@ from offbeat.spelling import Choice, nearest
 # ---------------------------------------------------------------- checks
 
 
-def at_least(name: str, value: int, least: int) -> None:
+def at_least(name: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
 
 
 def within(name: str, value: float, low: float, high: float) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from offbeat.codec import Packed
 from offbeat.log import Part
-from offbeat.store.table import Flat
+from offbeat.store.table import Flat, total_bytes
 
 
 class Contribution(msgspec.Struct):
@@ -27,8 +27,7 @@ class Contribution(msgspec.Struct):
     @property
     def nbytes(self) -> int:
         """Bytes that go out."""
-        extra = [*self.statistics.values(), *self.updater.values()]
-        beside = sum(tensor.numel() * tensor.element_size() for tensor in extra)
+        beside = total_bytes([*self.statistics.values(), *self.updater.values()])
         if self.packed is not None:
             return beside + sum(packed.nbytes for packed in self.packed.values())
         return beside + sum(flat.table.payload_bytes for flat in self.payload or [])

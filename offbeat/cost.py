@@ -56,16 +56,10 @@ def estimate(
     log, tally = Log(), Tally(workers, history=False)
     log.listeners += [tally, *listeners]
     store = job.make_store(log)
-    for listener in log.listeners:
-        listener.begin(store, samples)
     sim = Simulation(job, cluster, store)
     sim.start()
-    try:
-        with _no_collection():
-            while sim.step():
-                pass
-    finally:
-        for listener in log.listeners:
-            listener.end()
+    with log.followed(store, samples), _no_collection():
+        while sim.step():
+            pass
     ledger = store.leases.ledger.summary()
     return tally.summary(str(job.discipline), "cost only", ledger, {"store": 0, "worker": 0}, "")

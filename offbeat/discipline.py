@@ -81,6 +81,11 @@ class Discipline:
         return isinstance(self.send, Change | Elastic | InPlace)
 
     @property
+    def brings_rule(self) -> bool:
+        """Whether gradients are applied by a rule of the discipline's own, not the user's."""
+        return isinstance(self.apply, Rule) and not self.steps_locally
+
+    @property
     def drops(self) -> bool:
         """Whether late contributions are dropped by design."""
         return isinstance(self.gather, All) and self.gather.backup > 0

@@ -120,7 +120,7 @@ class Job:
         )
 
     def push_bytes(self, store: Store) -> int:
-        """Bytes of one contribution, known before it is computed."""
+        """Bytes of one contribution without updater state, known before it is computed."""
         parameters = store.parameters
         if parameters is None:
             return store.pull_bytes
@@ -129,8 +129,7 @@ class Job:
             size = sum(entry.nbytes for entry in entries)
         else:
             size = sum(self.codec.nbytes(entry.shape, entry.dtype) for entry in entries)
-        size += sum(e.nbytes for e in parameters.buffers if e.policy == "averaged")
-        return size + self.updater_bytes(store)
+        return size + sum(e.nbytes for e in parameters.buffers if e.policy == "averaged")
 
     def updater_bytes(self, store: Store) -> int:
         """Bytes of local optimiser state that travel both ways where the workers average it."""

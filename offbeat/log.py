@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -151,6 +152,18 @@ class Log:
             self.file.write(_encoder.encode(record) + b"\n")
         for listener in self.listeners:
             listener.see(record)
+
+    @contextmanager
+    def followed(self, store: Any, samples: int) -> Iterator[None]:
+        """Tell the listeners of a run: its beginning and, however that comes, its end."""
+        for listener in self.listeners:
+            listener.begin(store, samples)
+        try:
+            yield
+        finally:
+            self.close()
+            for listener in self.listeners:
+                listener.end()
 
     def length(self) -> int:
         """Bytes written so far."""

@@ -14,7 +14,7 @@ from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.lease import Lease
 from offbeat.replica.whole import Replica
-from offbeat.store.table import Flat
+from offbeat.store.table import Flat, total_bytes, under
 from offbeat.store.updater import Recipe, Updater
 
 HOGWILD = (
@@ -74,7 +74,7 @@ class Sender:
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         if self.feedback is not None:
-            self.feedback.load_state_dict(_under("residual/", tensors))
+            self.feedback.load_state_dict(under("residual/", tensors))
 
     def meta(self) -> dict[str, Any]:
         return {}
@@ -85,13 +85,7 @@ class Sender:
     @property
     def nbytes(self) -> int:
         """Bytes held beside the replica's parameters."""
-        return sum(flat.table.nbytes for flat in self.out) + sum(
-            t.numel() * t.element_size() for t in self.state().values()
-        )
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        return sum(flat.table.nbytes for flat in self.out) + total_bytes(self.state().values())
 
 
 class GradientSender(Sender):
@@ -173,7 +167,7 @@ class _LocalSender(Sender):
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         super().load_state(tensors)
-        self.updater.load_state(_under("local/", tensors))
+        self.updater.load_state(under("local/", tensors))
 
     def meta(self) -> dict[str, Any]:
         return {"updater": self.updater.meta()}
@@ -214,8 +208,7 @@ class ChangeSender(_LocalSender):
         for parameter in self.replica.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         self.updater.step_in_place()
-        tensors = self.updater.tensors_of_state().values()
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return total_bytes(self.updater.tensors_of_state().values())
 
     def updater_state(self) -> dict[str, Tensor]:
         if self.after_sync != "average":
@@ -310,13 +303,13 @@ class ElasticSender(_LocalSender):
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         super().load_state(tensors)
-        centres = _under("centre/", tensors)
+        centres = under("centre/", tensors)
         if centres:
             self.centre = [
                 Flat(flat.table, centres[str(i)].clone())
                 for i, flat in enumerate(self.replica.flats)
             ]
-        gradients = _under("gradient/", tensors)
+        gradients = under("gradient/", tensors)
         self.unapplied = bool(gradients)
         for name, gradient in gradients.items():
             self.replica.parameters[name].grad = gradient.clone()

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from offbeat import codec as codecs
 from offbeat import optim
-from offbeat.choices import InPlace, Rule
+from offbeat.choices import InPlace, at_least
 from offbeat.codec import Codec
 from offbeat.data import Collate, Reader
 from offbeat.discipline import Discipline, as_discipline
@@ -69,15 +69,15 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
             )
     if not isinstance(wanted.model, nn.Module):
         raise ConfigError(f"model must be a torch.nn.Module, not {type(wanted.model).__name__}")
-    _whole("workers", wanted.workers)
-    _whole("batch_size", wanted.batch_size)
-    _whole("epochs", wanted.epochs)
-    _whole("seed", wanted.seed, least=0)
+    at_least("workers", wanted.workers, 1)
+    at_least("batch_size", wanted.batch_size, 1)
+    at_least("epochs", wanted.epochs, 1)
+    at_least("seed", wanted.seed, 0)
     discipline = as_discipline(wanted.discipline)
     filled = discipline.for_workers(wanted.workers)
     # A private copy on the CPU: the user's model is not touched, and workers copy this one.
     model = copy.deepcopy(wanted.model).cpu()
-    accumulate = _whole("accumulate", options.get("accumulate", 1))
+    accumulate = at_least("accumulate", options.get("accumulate", 1), 1)
     collate, shuffle = options.get("collate"), options.get("shuffle", True)
     reader = Reader(wanted.data, wanted.seed, shuffle, collate)
     job = Job(
@@ -104,12 +104,6 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     return job
 
 
-def _whole(name: str, value: Any, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return value
-
-
 def _rules(
     discipline: Discipline,
     optimizer: OptimizerFactory | None,
@@ -127,8 +121,7 @@ def _rules(
         )
     if isinstance(discipline.send, InPlace):
         raise ConfigError(HOGWILD)
-    brings = not discipline.steps_locally and isinstance(discipline.apply, Rule)
-    if brings and optimizer is not None:
+    if discipline.brings_rule and optimizer is not None:
         raise ConfigError(
             f"{discipline} brings its own rule, so optimizer= would be ignored: leave it out, "
             "or use asp to apply your optimiser to every gradient"
@@ -149,7 +142,7 @@ def _rules(
 def _placement(value: Any) -> Placement:
     if isinstance(value, BySize | ByCount | ByWeight):
         return value
-    return BySize(_whole("shards", value))
+    return BySize(at_least("shards", value, 1))
 
 
 def _codec(value: Codec | str | None) -> Codec | None:
@@ -196,9 +189,7 @@ def _describe_schedule(numbers: Numbers) -> str | None:
     schedule = _users_rule(numbers).schedule
     if schedule is None:
         return None
-    factory = schedule.factory
-    inner = factory.func if isinstance(factory, functools.partial) else factory
-    settings = factory.keywords if isinstance(factory, functools.partial) else {}
+    inner, settings = _taken_apart(schedule.factory)
     inside = ", ".join(f"{key}={value}" for key, value in settings.items())
     return f"{getattr(inner, '__name__', 'custom')}({inside}) per {schedule.per}"
 
@@ -208,12 +199,18 @@ def _clip_text(numbers: Numbers) -> str | None:
     return None if clip is None else f"norm={clip.norm}, value={clip.value}"
 
 
+def _taken_apart(factory: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A factory and its settings; only a partial shows any."""
+    if isinstance(factory, functools.partial):
+        return factory.func, dict(factory.keywords)
+    return factory, {}
+
+
 def describe_optimizer(factory: OptimizerFactory | None) -> dict[str, Any] | None:
     """A factory by name and settings where it has them, else only what it looks like."""
     if factory is None:
         return None
-    inner = factory.func if isinstance(factory, functools.partial) else factory
-    settings = dict(factory.keywords) if isinstance(factory, functools.partial) else {}
+    inner, settings = _taken_apart(factory)
     plain = all(isinstance(v, int | float | str | bool | tuple | None) for v in settings.values())
     name = getattr(inner, "__name__", "")
     home = inspect.getmodule(inner)

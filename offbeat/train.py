@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from torch import nn
 from torch.utils.data import Dataset
 
+from offbeat.choices import at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline
 from offbeat.engine.sim import Simulation
@@ -20,8 +21,9 @@ from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, first_difference, make_job
-from offbeat.store.checkpoint import RunFolder, model_tensors, save_tensors, under, write_json
+from offbeat.store.checkpoint import RunFolder, model_tensors, save_tensors, write_json
 from offbeat.store.core import Store
+from offbeat.store.table import under
 from offbeat.task import OptimizerFactory
 
 
@@ -87,19 +89,13 @@ def train(
         tally = Tally(job.workers)
         session = Session(job, store, folder, evaluator, every or job.samples, checkpoint_every)
         log.listeners += [tally, *listeners]
-        for listener in log.listeners:
-            listener.begin(store, job.samples * job.epochs)
-        try:
+        with log.followed(store, job.samples * job.epochs):
             return _simulate(job, cluster, store, session, tally, saved)
-        finally:
-            log.close()
-            for listener in log.listeners:
-                listener.end()
 
 
 def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise ConfigError(f"workers must be a whole number of at least 1, not {workers!r}")
+    if workers is not None:
+        at_least("workers", workers, 1)
     if cluster is None:
         return Cluster.equal(4 if workers is None else workers)
     if isinstance(cluster, str):

@@ -15,7 +15,7 @@ from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.log import Part
 from offbeat.send import Sender
-from offbeat.store.table import Entry
+from offbeat.store.table import Entry, under
 
 
 class Action(Enum):
@@ -242,15 +242,11 @@ class NumberWorker(Worker):
 
     def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         super().load(tensors, meta)
-        parts: dict[str, dict[str, Tensor]] = {"replica": {}, "sender": {}, "good": {}}
-        for path, tensor in tensors.items():
-            kind, _, rest = path.partition("/")
-            parts[kind][rest] = tensor
-        self.sender.replica.load_state(parts["replica"])
+        self.sender.replica.load_state(under("replica/", tensors))
         self.sender.load_meta(meta["sender"])
-        self.sender.load_state(parts["sender"])
+        self.sender.load_state(under("sender/", tensors))
         self.losses = list(meta["losses"])
-        self.good = {name: tensor.clone() for name, tensor in parts["good"].items()}
+        self.good = {name: tensor.clone() for name, tensor in under("good/", tensors).items()}
 
     @property
     def nbytes(self) -> int:

@@ -56,7 +56,8 @@ LAYERS: dict[str, set[str]] = {
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
     "store.core": {
-        *("choices", "discipline", "board", "lease", "log", "contribution", "store.parameters"),
+        *("choices", "discipline", "board", "lease", "log", "contribution"),
+        *("store.table", "store.parameters"),
     },
     "store.checkpoint": {"errors"},
     "send": {
@@ -77,7 +78,7 @@ LAYERS: dict[str, set[str]] = {
     "engine": set(),
     "engine.sim": {"errors", "pace", "cluster", "contribution", "job", "worker", "store.core"},
     "engine.sim_state": {
-        *("lease", "log", "contribution", "engine.sim", "store.table", "store.checkpoint"),
+        *("lease", "log", "contribution", "engine.sim", "store.table"),
     },
     "report": set(),
     "report.summary": {"log"},
@@ -94,9 +95,10 @@ LAYERS: dict[str, set[str]] = {
         *("replica.objective", "store.table", "store.checkpoint"),
     },
     "train": {
-        *("errors", "discipline", "task", "cluster", "log", "job", "setup", "session", "run"),
+        *("errors", "choices", "discipline", "task", "cluster", "log"),
+        *("job", "setup", "session", "run"),
         *("replica.objective", "replica.evaluate", "report.summary", "engine"),
-        *("store.core", "store.checkpoint"),
+        *("store.table", "store.core", "store.checkpoint"),
     },
     "cost": {
         *("errors", "choices", "discipline", "cluster", "log", "send", "job", "engine.sim"),

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from offbeat.choices import Rule
 from offbeat.discipline import Discipline
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, RunError
 from offbeat.recipes import RECIPES, recipe
@@ -234,7 +233,7 @@ def optimizer_for(
     task: Task, discipline: Discipline, sync: str, lr: float | None
 ) -> OptimizerFactory | None:
     """The task's optimiser at rate `lr`, or None where the discipline brings its own rule."""
-    if isinstance(discipline.apply, Rule) and not discipline.steps_locally:
+    if discipline.brings_rule:
         if lr is not None:
             raise ConfigError(
                 f"{sync} brings its own rule, so --lr has nothing to set: "

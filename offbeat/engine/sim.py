@@ -77,10 +77,10 @@ class Simulation:
             Pace(machine.compute, job.seed, number)
             for number, machine in enumerate(cluster.machines)
         ]
-        push, pull = job.push_bytes(store), store.pull_bytes
-        self.push_seconds = self._link_times(push)
+        pull, updater = store.pull_bytes, job.updater_bytes(store)
+        self.push_seconds = self._link_times(job.push_bytes(store) + updater)
         self.pull_seconds = self._link_times(pull)
-        self.full_pull_seconds = self._link_times(pull + job.updater_bytes(store))
+        self.full_pull_seconds = self._link_times(pull + updater)
         self._handlers: dict[Kind, Callable[[Event], None]] = {
             Kind.JOIN: lambda event: self._join(event.worker),
             Kind.BEGIN: lambda event: self._advance(event.worker),

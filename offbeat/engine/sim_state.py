@@ -10,8 +10,7 @@ from offbeat.contribution import Contribution
 from offbeat.engine.sim import Simulation
 from offbeat.lease import Lease
 from offbeat.log import Part
-from offbeat.store.checkpoint import under
-from offbeat.store.table import Flat
+from offbeat.store.table import Flat, under
 
 
 def tensors_of(sim: Simulation) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from offbeat.data import Reader
 from offbeat.lease import Lease
 from offbeat.replica.objective import Loss, cost
-from offbeat.store.table import Entry, Flat, Table
+from offbeat.store.table import Entry, Flat, Table, under
 
 
 class Replica:
@@ -105,6 +105,4 @@ class Replica:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         for i, flat in enumerate(self.flats):
             flat.buffer.copy_(tensors[f"parameters/{i}"])
-        prefix = "buffers/"
-        found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-        self.load_buffers(found)
+        self.load_buffers(under("buffers/", tensors))

@@ -156,11 +156,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-
-
 def model_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     """A model's state under its own names, tied tensors included once per name."""
     return dict(model.state_dict())

@@ -21,6 +21,7 @@ from offbeat.log import (
     Updated,
 )
 from offbeat.store.parameters import Parameters
+from offbeat.store.table import total_bytes
 
 
 class Store:
@@ -231,7 +232,7 @@ class Store:
             self.parameters.weigher.remember(worker)
             snapshot.parameters = self.parameters.flats
             snapshot.updater = self.parameters.updater_state
-            size += sum(t.numel() * t.element_size() for t in snapshot.updater.values())
+            size += total_bytes(snapshot.updater.values())
         self.log.write(Pulled(now, worker, self.version, computed or [], steps, size))
         return snapshot
 

@@ -17,6 +17,8 @@ from offbeat.store.table import (
     digest,
     parameter_entries,
     place,
+    total_bytes,
+    under,
 )
 from offbeat.store.updater import Recipe, Updater
 from offbeat.store.weigh import Weigher
@@ -85,9 +87,7 @@ class Parameters:
         return rate
 
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
-        payloads = []
-        for one in live:
-            payloads.append(self.weigher.correct(one.part.worker, one.unpacked()))
+        payloads = [self.weigher.correct(one.part.worker, one.unpacked()) for one in live]
         if len(payloads) == 1:
             return payloads[0]  # straight from the worker's slot, no copy
         for shard, total in enumerate(self._sums):
@@ -152,20 +152,17 @@ class Parameters:
         return {"updaters": [updater.meta() for updater in self.updaters]}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {}
-        for path, tensor in tensors.items():
-            kind, _, rest = path.partition("/")
-            parts.setdefault(kind, {})[rest] = tensor
+        parameters, rule = under("parameters/", tensors), under("rule/", tensors)
         for flat, updater in zip(self.flats, self.updaters, strict=True):
             for name, view in flat.views.items():
-                view.copy_(parts["parameters"][name])
-            updater.load_state(parts.get("rule", {}))
+                view.copy_(parameters[name])
+            updater.load_state(rule)
         for updater, saved in zip(self.updaters, meta["updaters"], strict=True):
             updater.load_meta(saved)
-        self.weigher.load(parts.get("weigh", {}))
-        self.updater_state = {k: t.clone() for k, t in parts.get("updater", {}).items()}
+        self.weigher.load(under("weigh/", tensors))
+        self.updater_state = {k: t.clone() for k, t in under("updater/", tensors).items()}
         self.statistics = {}
-        for path, tensor in parts.get("statistics", {}).items():
+        for path, tensor in under("statistics/", tensors).items():
             worker, _, name = path.partition("/")
             self.statistics.setdefault(int(worker), {})[name] = tensor.clone()
 
@@ -176,19 +173,18 @@ class Parameters:
         wanted = {f"parameters/{n}": v for flat in self.flats for n, v in flat.views.items()}
         found = {path: t for path, t in tensors.items() if path.startswith("parameters/")}
         check_tensors(found, wanted, where)
-        rule = {k.removeprefix("rule/"): t for k, t in tensors.items() if k.startswith("rule/")}
         for path, view in wanted.items():
             view.copy_(found[path])
         if meta["updaters"][0]["rule"] == self.updaters[0].kind:
             for updater in self.updaters:
-                updater.load_state(rule)
+                updater.load_state(under("rule/", tensors))
 
     @property
     def nbytes(self) -> int:
         """Bytes the store holds: parameters, rule state and backups."""
         held = sum(flat.table.nbytes for flat in self.flats)
         for updater in self.updaters:
-            held += sum(t.numel() * t.element_size() for t in updater.tensors_of_state().values())
+            held += total_bytes(updater.tensors_of_state().values())
         return held + self.weigher.nbytes
 
 

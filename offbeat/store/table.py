@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -135,6 +135,16 @@ class Flat:
 def _finite(span: Tensor) -> bool:
     """One fast pass that hides nothing; only where it overflows, elements are asked."""
     return math.isfinite(torch.dot(span, span).item()) or bool(torch.isfinite(span).all())
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    """What tensors take up, or cost to send."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def digest(flats: Sequence[Flat]) -> str:

@@ -72,8 +72,7 @@ def run(engine: str, what: Problem, discipline: ob.Discipline | str, **options: 
 
 def optimizer_for(discipline: ob.Discipline | str, factory: Any = MOMENTUM) -> Any:
     value = ob.parse(discipline) if isinstance(discipline, str) else discipline
-    brings = isinstance(value.apply, ob.Rule) and not value.steps_locally
-    return None if brings else factory
+    return None if value.brings_rule else factory
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -18,7 +18,6 @@ from offbeat.store.checkpoint import (
     model_tensors,
     read_json,
     save_tensors,
-    under,
     write_json,
 )
 
@@ -221,11 +220,6 @@ def test_json_is_replaced_in_one_move(tmp_path: Path, monkeypatch: pytest.Monkey
             write_json(path, {"a": 2})
     assert read_json(path) == {"a": 1}
     assert json.loads(path.read_text()) == {"a": 1}
-
-
-def test_names_under_a_prefix() -> None:
-    found = {"a/x": torch.zeros(1), "a/y/z": torch.zeros(1), "ab/x": torch.zeros(1)}
-    assert sorted(under("a/", found)) == ["x", "y/z"]
 
 
 def test_tied_tensors_are_there_once_per_name(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from offbeat.store.table import (
     fingerprint,
     parameter_entries,
     place,
+    under,
 )
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -256,3 +257,8 @@ def test_two_models_differ_first_in_this_tensor() -> None:
         check_tensors({"a": torch.zeros(2).double(), "b": torch.zeros(3)}, here, "it")
     with pytest.raises(CheckpointError, match="'c' is not in this one"):
         check_tensors({**here, "c": torch.zeros(1)}, here, "it")
+
+
+def test_names_under_a_prefix() -> None:
+    found = {"a/x": torch.zeros(1), "a/y/z": torch.zeros(1), "ab/x": torch.zeros(1)}
+    assert sorted(under("a/", found)) == ["x", "y/z"]
