@@ -1,46 +1,66 @@
 """Run every benchmark, print one table, write one JSON file."""
 
 import argparse
-import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import simulator
+from benchmarks import beside, simulator
 from benchmarks.figure import Figure
+from benchmarks.machine import Others, described, machine
+from benchmarks.scale import QUICK, Scale
+from benchmarks.table import WIDTH, as_json, table, verdict
 
-BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
+BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "share": simulator.own_share,
     "scaling": simulator.scaling,
+    "peers": beside.peers,
 }
+# The share of the cores that others may take before the figures mean little.
+DISTURBED = 0.05
+# Where the four files of MNIST are looked for if nobody says.
+MNIST = (Path("data/mnist"), Path("../shared/data/mnist"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), metavar="FILE")
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it all run?")
+    parser.add_argument(
+        "--mnist", type=Path, metavar="FOLDER", help=f"default: {' or '.join(map(str, MNIST))}"
+    )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    if arguments.mnist is not None and not arguments.mnist.is_dir():
+        parser.error(f"--mnist {arguments.mnist} is not a folder; name the one with its four files")
+    folder = arguments.mnist or next((path for path in MNIST if path.is_dir()), None)
+    scale = replace(QUICK if arguments.quick else Scale(), mnist=folder)
+    said, console = Console(stderr=True), Console(width=WIDTH)
+    facts, others = machine(), Others()
     figures: list[Figure] = []
-    console = Console(stderr=True)
     for name in arguments.names or BENCHMARKS:
-        console.print(f"measuring {name} ...")
-        figures += BENCHMARKS[name]()
-    table = Table(box=None, pad_edge=False)
-    for heading in ("what", "measured", "wanted", "beside"):
-        table.add_column(heading, overflow="fold")
-    for figure in figures:
-        measured = f"{figure.value:.3g} {figure.unit}"
-        table.add_row(figure.what, measured, figure.wanted, figure.beside)
-    Console().print(table)
+        said.print(f"measuring {name} ...")
+        figures += BENCHMARKS[name](scale)
+    facts |= {"quick": arguments.quick, "others": others.share()}
+    console.print(described(facts), highlight=False)
+    console.print(table(figures))
+    console.print(verdict(figures), highlight=False)
+    if facts["others"] > DISTURBED:
+        console.print(
+            f"Other programs took {facts['others']:.0%} of the cores meanwhile: measure again "
+            "when the machine is idle.",
+            highlight=False,
+        )
+    if arguments.quick:
+        console.print("Quick: sizes are too small to mean anything.")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
-    console.print(f"written to {arguments.json}")
+    arguments.json.write_text(as_json(facts, figures))
+    said.print(f"written to {arguments.json}")
 
 
 if __name__ == "__main__":

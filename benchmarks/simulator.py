@@ -13,6 +13,7 @@ import torch
 
 import offbeat as ob
 from benchmarks.figure import Figure
+from benchmarks.scale import Scale
 from offbeat.data import Reader
 from offbeat.lease import Lease
 from offbeat.recipes import recipe
@@ -22,7 +23,6 @@ from offbeat.store.updater import Updater
 from offbeat.worker import NumberWorker
 
 EPOCHS = 20
-REPEATS = 7
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -74,7 +74,7 @@ WORK = (
 TRAINING = ((Replica, "compute"), (Updater, "step"))
 
 
-def own_share() -> list[Figure]:
+def own_share(scale: Scale) -> list[Figure]:
     """How much of a simulated run of the digits MLP is not training."""
     torch.set_num_threads(1)
     task = recipe("digits")
@@ -105,7 +105,7 @@ def own_share() -> list[Figure]:
     plain()
     simulated()
     engine, beside, ratio = [], [], []
-    for _ in range(REPEATS):
+    for _ in range(scale.repeats):
         for methods, shares in ((WORK, engine), (TRAINING, beside)):
             watch = Stopwatch(*methods)
             with watch.running():
@@ -117,27 +117,25 @@ def own_share() -> list[Figure]:
             "simulator's own share of a run, digits MLP",
             statistics.median(engine),
             "of the time",
-            "at most 0.15",
-            "events, clock and links; worker and store run the same code in every engine",
+            at_most=0.15,
+            beside="events, clock and links; worker and store run the same code in every engine",
         ),
         Figure(
             "the same with the worker's and store's bookkeeping",
             statistics.median(beside),
             "of the time",
-            "",
-            "all but gradients and updates: copies, ledger, log, a hash of every version",
+            beside="all but gradients and updates: copies, ledger, log, a hash of every version",
         ),
         Figure(
             "the whole run against a plain PyTorch loop",
             statistics.median(ratio),
             "x",
-            "",
-            "the same batches, gradients and updates, in the same process",
+            beside="the same batches, gradients and updates, in the same process",
         ),
     ]
 
 
-def scaling() -> list[Figure]:
+def scaling(scale: Scale) -> list[Figure]:
     """Cost-only runs under SSP: microseconds per step as the cluster grows a hundredfold."""
 
     def run(workers: int, steps: int) -> float:
@@ -146,14 +144,15 @@ def scaling() -> list[Figure]:
 
     run(100, 100)
     small = statistics.median(run(100, 1000) / 100_000 for _ in range(3))
-    large = run(10_000, 100)
+    many = scale.workers
+    large = run(many, 100)
     return [
-        Figure("10,000 workers x 100 steps under SSP, cost only", large, "s", "under 60"),
+        Figure(f"{many:,} workers x 100 steps under SSP, cost only", large, "s", at_most=60),
         Figure(
-            "cost per step, 10,000 workers against 100",
-            large / 1_000_000 / small,
+            f"cost per step, {many:,} workers against 100",
+            large / (100 * many) / small,
             "x",
-            "under 3",
-            f"{large:.1f} and {small * 1e6:.1f} us a step",
+            at_most=3,
+            beside=f"{large / (100 * many) * 1e6:.1f} and {small * 1e6:.1f} us a step",
         ),
     ]

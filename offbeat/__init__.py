@@ -12,7 +12,8 @@ The modules in the order in which a gradient meets them:
 - `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
 - `worker`: the cycle that ties these together
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
-- `session`, `train`, `cost`, `run`: the front door
+- `session`, `train`, `cost`, `run`: the front door for functions
+- `script`, `join`, `kept`: the front door for scripts
 - `report`, `cli`, `demo`: what a run cost, and the command line
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
@@ -56,6 +57,7 @@ from offbeat.discipline import (
     parse,
 )
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayMismatch, RunError
+from offbeat.join import Member, join
 from offbeat.log import Listener
 from offbeat.replay import Replay, replay
 from offbeat.replica.objective import BatchLoss
@@ -107,6 +109,7 @@ __all__ = [
     "Listener",
     "LocalSGD",
     "Machine",
+    "Member",
     "OffbeatError",
     "Pause",
     "Polynomial",
@@ -122,6 +125,7 @@ __all__ = [
     "Yours",
     "codec",
     "estimate",
+    "join",
     "optim",
     "parse",
     "replay",

@@ -1,13 +1,13 @@
 """Everything one run is made of; engines make the store and the workers of it."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
+from offbeat.board import Cells
 from offbeat.choices import Change
 from offbeat.codec import Codec
 from offbeat.data import Reader
@@ -16,13 +16,23 @@ from offbeat.errors import ConfigError
 from offbeat.lease import Leases
 from offbeat.log import Log
 from offbeat.replica.objective import Loss
-from offbeat.replica.whole import Replica
+from offbeat.replica.whole import OwnReplica, Replica
 from offbeat.send import ChangeSender, make_sender
 from offbeat.store.core import Store
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import BySize, Placement
+from offbeat.store.table import BySize, Flat, Placement, total_bytes
 from offbeat.store.updater import Recipe
 from offbeat.worker import GhostWorker, NumberWorker, Worker
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker's numbers lie, and who reads for it; None is its own process."""
+
+    parameters: list[Flat] | None = None
+    out: list[list[Flat]] | None = None
+    reader: Reader | None = None
+    model: nn.Module | None = None  # the script's own object, where a script computes
 
 
 @dataclass(frozen=True)
@@ -81,16 +91,20 @@ class Job:
     def samples(self) -> int:
         return self.content.samples if isinstance(self.content, Ghost) else len(self.content.reader)
 
-    def make_store(self, log: Log) -> Store:
+    def make_store(
+        self, log: Log, flats: Sequence[Flat] | None = None, cells: Cells | None = None
+    ) -> Store:
+        """The store, in this process's own memory or with parameters and board where they are."""
         leases = Leases(self.samples, self.batch_size, self.epochs)
+        parameters = self.make_parameters(flats)
         store = Store(
-            self.discipline, self.workers, leases, log, self.make_parameters(), self.hash_every
+            self.discipline, self.workers, leases, log, parameters, self.hash_every, cells
         )
         if isinstance(self.content, Ghost):
             store.pull_bytes = self.content.nbytes
         return store
 
-    def make_parameters(self) -> Parameters | None:
+    def make_parameters(self, flats: Sequence[Flat] | None = None) -> Parameters | None:
         if isinstance(self.content, Ghost):
             return None
         numbers = self.content
@@ -100,17 +114,27 @@ class Job:
             numbers.store_rule,
             self.discipline.weigh,
             numbers.policies,
+            flats,
         )
 
-    def make_worker(self, store: Store, number: int, incarnation: int) -> Worker:
+    def make_worker(
+        self, store: Store, number: int, incarnation: int, place: Place | None = None
+    ) -> Worker:
         if isinstance(self.content, Ghost):
             return GhostWorker(number, incarnation, self.content.nbytes)
         numbers, parameters = self.content, store.parameters
         assert parameters is not None
-        replica = Replica(
-            numbers.model, parameters.tables, numbers.reader, numbers.loss, numbers.accumulate
+        place = place or Place()
+        kind = Replica if place.model is None else OwnReplica
+        replica = kind(
+            numbers.model if place.model is None else place.model,
+            parameters.tables,
+            place.reader or numbers.reader,
+            numbers.loss,
+            numbers.accumulate,
+            place.parameters,
         )
-        sender = make_sender(store.discipline, replica, self.codec, numbers.local_rule)
+        sender = make_sender(store.discipline, replica, self.codec, numbers.local_rule, place.out)
         return NumberWorker(
             number,
             incarnation,
@@ -141,11 +165,10 @@ class Job:
         worker = self.make_worker(store, 0, 1)
         assert isinstance(worker, NumberWorker)
         assert isinstance(worker.sender, ChangeSender)
-        return worker.sender.updater_size()
+        return total_bytes(worker.sender.learn_state().values())
 
     def export(self, store: Store) -> nn.Module | None:
         """A fresh copy of the model with the store's parameters."""
         if isinstance(self.content, Ghost) or store.parameters is None:
             return None
-        with torch.no_grad():
-            return store.parameters.export(copy.deepcopy(self.content.model))
+        return store.parameters.export(copy.deepcopy(self.content.model))

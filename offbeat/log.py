@@ -1,7 +1,7 @@
 """The ordered record of a run, one JSON line each: report, replay and calibration all read this."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -116,7 +116,7 @@ class Evaluated(Record, tag="test"):
 
     version: int
     samples: int
-    loss: float
+    loss: float | None  # None where it is not a number
     accuracy: float | None = None
 
 
@@ -134,6 +134,7 @@ class Log:
     def __init__(self, path: Path | None = None, keep: int | None = None):
         """`keep` is the length of the file to go on from; what lies behind it is cut off."""
         self.listeners: list[Listener] = []
+        self.relay: Callable[[bytes], None] | None = None  # gets every record as a line
         self.file: IO[bytes] | None = None
         if path is not None:
             # Unbuffered, so that others can follow the run and a kill takes no record with it.
@@ -148,8 +149,12 @@ class Log:
                 self.file.truncate(keep)
 
     def write(self, record: Entry) -> None:
-        if self.file is not None:
-            self.file.write(_encoder.encode(record) + b"\n")
+        if self.file is not None or self.relay is not None:
+            line = _encoder.encode(record) + b"\n"
+            if self.file is not None:
+                self.file.write(line)
+            if self.relay is not None:
+                self.relay(line)
         for listener in self.listeners:
             listener.see(record)
 
@@ -179,7 +184,10 @@ class Listener:
     """Sees every record as it is written; a progress display is one."""
 
     def begin(self, store: Any, samples: int) -> None:
-        """A run over `samples` begins; its store's board may be read at any time, not written."""
+        """A run over `samples` begins.
+
+        `store` has `cells` (the board), `applied` and `given_up` (samples), to be read at any time.
+        """
 
     def see(self, record: Entry) -> None:
         """Something happened."""
@@ -188,15 +196,25 @@ class Listener:
         """The run is over, or has been stopped."""
 
 
-def read(path: Path) -> Iterator[Entry]:
-    """The records of a log file; a last line that is still being written is left out."""
+def decode(lines: bytes) -> list[Entry]:
+    """The records in whole lines."""
+    return [_decoder.decode(line) for line in lines.splitlines()]
+
+
+def read(path: Path, length: int | None = None) -> Iterator[Entry]:
+    """The records of a log file, or of its first `length` bytes.
+
+    A last line that is still being written is left out.
+    """
     try:
         file = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist: is this a run folder?") from None
     with file:
+        seen = 0
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
+            seen += len(line)
+            if not line.endswith(b"\n") or (length is not None and seen > length):
                 return
             try:
                 yield _decoder.decode(line)

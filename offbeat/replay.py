@@ -8,8 +8,9 @@ from typing import Any, Unpack
 from torch import nn
 from torch.utils.data import Dataset
 
+from offbeat.choices import InPlace
 from offbeat.contribution import Contribution, Snapshot
-from offbeat.errors import CheckpointError, ReplayMismatch
+from offbeat.errors import CheckpointError, ConfigError, ReplayMismatch
 from offbeat.job import Job, Numbers
 from offbeat.lease import Lease
 from offbeat.log import (
@@ -27,6 +28,7 @@ from offbeat.log import (
     read,
 )
 from offbeat.replica.objective import Loss
+from offbeat.send import HOGWILD
 from offbeat.session import fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, first_difference, make_job, optimizer_from
 from offbeat.store.checkpoint import RunFolder, load_tensors, model_tensors
@@ -82,13 +84,31 @@ def replay(
     """
     place = RunFolder(folder)
     config = place.config()
-    with fixed_arithmetic():
-        job = _job(place, config, (model, data, loss), optimizer, dict(options))
-        return _Replayer(job, every, place.start_file).run(place.log_file)
+    with fixed_arithmetic(config.get("threads", 1)):
+        if optimizer is None:
+            optimizer = optimizer_from(config["optimizer"])
+        job = _job(config, (model, data, loss), optimizer, dict(options))
+        return follow(place, job, describe(job, optimizer), every)
+
+
+def follow(place: RunFolder, job: Job, described: Mapping[str, Any], every: int = 1) -> Replay:
+    """Replay the run in `place` with a job that is described as its own is."""
+    config = place.config()
+    different = first_difference(config, described)
+    if different is not None:
+        raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
+    if isinstance(job.discipline.send, InPlace):
+        raise ConfigError(HOGWILD)
+    assert isinstance(job.content, Numbers)
+    initial = load_tensors(place.initial_file)
+    check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
+    job.content.model.load_state_dict(initial)
+    replayer = _Replayer(job, every, place.start_file)
+    replayer.ahead = config.get("overlap", False)
+    return replayer.run(place.log_file)
 
 
 def _job(
-    place: RunFolder,
     config: Mapping[str, Any],
     code: tuple[nn.Module, Dataset[Any], Loss],
     optimizer: OptimizerFactory | None,
@@ -96,8 +116,6 @@ def _job(
 ) -> Job:
     for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "shards"):
         options.setdefault(key, config[key])
-    if optimizer is None:
-        optimizer = optimizer_from(config["optimizer"])
     wanted = Essentials(
         *code,
         config["discipline"],
@@ -107,15 +125,7 @@ def _job(
         config["epochs"],
         config["seed"],
     )
-    job = make_job(wanted, options)
-    different = first_difference(config, describe(job, optimizer))
-    if different is not None:
-        raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
-    assert isinstance(job.content, Numbers)
-    initial = load_tensors(place.initial_file)
-    check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
-    job.content.model.load_state_dict(initial)
-    return job
+    return make_job(wanted, options)
 
 
 class _Differs(Exception):
@@ -137,6 +147,7 @@ class _Replayer:
         self.waiting: dict[tuple[int, int, int], Contribution] = {}
         self.sequence: dict[int, int] = {}  # of each worker's last contribution
         self.resting: set[int] = set()
+        self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
 
     def run(self, path: Path) -> Replay:
@@ -165,6 +176,7 @@ class _Replayer:
             self.workers[record.worker] = self.job.make_worker(
                 self.store, record.worker, incarnation
             )
+            self.workers[record.worker].ahead = self.ahead
             self.sequence[record.worker] = -1
             self.resting.discard(record.worker)
         elif isinstance(record, Rested):

@@ -8,6 +8,14 @@ from torch import nn
 from offbeat.report.summary import History, Summary
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C: the run was stopped and saved; `run` is what it had come to."""
+
+    def __init__(self, run: "Run"):
+        super().__init__("stopped before its end")
+        self.run = run
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run."""

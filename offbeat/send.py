@@ -18,27 +18,47 @@ from offbeat.store.table import Flat, total_bytes, under
 from offbeat.store.updater import Recipe, Updater
 
 HOGWILD = (
-    "hogwild writes shared memory in place, which a simulation cannot show: "
-    "use asp, the nearest discipline that keeps a log"
+    "hogwild writes shared memory in place, which can be neither simulated nor replayed: "
+    "use engine='local', or asp, the nearest discipline that keeps a log"
 )
+
+
+Outs = list[list[Flat]] | None
 
 
 class Sender:
     """Turns leases into what goes out; `payload` is always a gradient to descend."""
 
-    def __init__(self, replica: Replica, codec: Codec | None):
+    def __init__(self, replica: Replica, codec: Codec | None, out: Outs = None):
+        """`out` are the places for payloads, taken in turn; without them there is one, its own."""
         self.replica = replica
-        self.out = [Flat(flat.table) for flat in replica.flats]
+        self.outs = [[Flat(flat.table) for flat in replica.flats]] if out is None else out
+        self.out = self.outs[0]
         self.absent: frozenset[str] = frozenset()
         self.feedback = ErrorFeedback(codec) if codec is not None else None
 
     def step(self, lease: Lease) -> float:
         """Compute one lease; returns its loss."""
+        self.begin()
+        loss = self.replica.compute(lease)
+        self.finish()
+        return loss
+
+    def begin(self) -> None:
+        """A step is about to be computed."""
+
+    def finish(self) -> None:
+        """The gradient of a step lies on the replica's parameters."""
         raise NotImplementedError
 
     def payload(self) -> list[Flat]:
         """What to send of the steps since the last push, before the codec."""
         raise NotImplementedError
+
+    def turn(self) -> None:
+        """A payload is on its way: the next one goes to another place, if there is one."""
+        self.outs = self.outs[1:] + self.outs[:1]
+        self.out = self.outs[0]
 
     def accept(self, snapshot: Snapshot) -> None:
         """Take over the pulled parameters."""
@@ -91,10 +111,8 @@ class Sender:
 class GradientSender(Sender):
     """The gradient of the last step."""
 
-    def step(self, lease: Lease) -> float:
-        loss = self.replica.compute(lease)
+    def finish(self) -> None:
         self.absent = self.replica.collect(self.out)
-        return loss
 
     def payload(self) -> list[Flat]:
         return self.out
@@ -103,19 +121,17 @@ class GradientSender(Sender):
 class AccumulatedSender(Sender):
     """The sum of the gradients since the last push."""
 
-    def __init__(self, replica: Replica, codec: Codec | None):
-        super().__init__(replica, codec)
+    def __init__(self, replica: Replica, codec: Codec | None, out: Outs = None):
+        super().__init__(replica, codec, out)
         self.sum = [Flat(flat.table) for flat in replica.flats]
         self.count = 0
 
-    def step(self, lease: Lease) -> float:
-        loss = self.replica.compute(lease)
+    def finish(self) -> None:
         absent = self.replica.collect(self.out)
         self.absent = absent if self.count == 0 else self.absent & absent
         for total, flat in zip(self.sum, self.out, strict=True):
             total.add_(flat)
         self.count += 1
-        return loss
 
     def payload(self) -> list[Flat]:
         for total, flat in zip(self.sum, self.out, strict=True):
@@ -143,8 +159,8 @@ class AccumulatedSender(Sender):
 class _LocalSender(Sender):
     """A worker with an optimiser of its own."""
 
-    def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe):
-        super().__init__(replica, codec)
+    def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe, out: Outs = None):
+        super().__init__(replica, codec, out)
         self.clip = recipe.clip
         self.updater = Updater(recipe, replica.parameters)
 
@@ -179,15 +195,20 @@ class _LocalSender(Sender):
 class ChangeSender(_LocalSender):
     """The change since the last pull, negated so that descending it adds the change."""
 
-    def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe, send: Change):
-        super().__init__(replica, codec, recipe)
+    def __init__(
+        self,
+        replica: Replica,
+        codec: Codec | None,
+        recipe: Recipe,
+        send: Change,
+        out: Outs = None,
+    ):
+        super().__init__(replica, codec, recipe, out)
         self.after_sync = send.state
         self.anchor = [flat.clone() for flat in replica.flats]
 
-    def step(self, lease: Lease) -> float:
-        loss = self.replica.compute(lease)
+    def finish(self) -> None:
         self.local_step()
-        return loss
 
     def payload(self) -> list[Flat]:
         for out, anchor, mine in zip(self.out, self.anchor, self.replica.flats, strict=True):
@@ -203,12 +224,12 @@ class ChangeSender(_LocalSender):
         elif self.after_sync == "average" and snapshot.updater:
             self.updater.load_state(snapshot.updater)
 
-    def updater_size(self) -> int:
-        """Bytes of the local optimiser's state, learnt from one step of this throw-away worker."""
+    def learn_state(self) -> dict[str, Tensor]:
+        """The local optimiser's state as it will be, from one step of this throw-away worker."""
         for parameter in self.replica.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         self.updater.step_in_place()
-        return total_bytes(self.updater.tensors_of_state().values())
+        return self.updater.tensors_of_state()
 
     def updater_state(self) -> dict[str, Tensor]:
         if self.after_sync != "average":
@@ -232,18 +253,25 @@ class ElasticSender(_LocalSender):
     is applied only when the next step or an exchange comes.
     """
 
-    def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe, alpha: float):
-        super().__init__(replica, codec, recipe)
+    def __init__(
+        self,
+        replica: Replica,
+        codec: Codec | None,
+        recipe: Recipe,
+        alpha: float,
+        out: Outs = None,
+    ):
+        super().__init__(replica, codec, recipe, out)
         self.alpha = alpha
         self.centre: list[Flat] | None = None
         self.unapplied = False
 
-    def step(self, lease: Lease) -> float:
+    def begin(self) -> None:
         if self.unapplied:
             self.local_step()
-        loss = self.replica.compute(lease)
+
+    def finish(self) -> None:
         self.unapplied = True
-        return loss
 
     def payload(self) -> list[Flat]:
         assert self.centre is not None
@@ -315,22 +343,39 @@ class ElasticSender(_LocalSender):
             self.replica.parameters[name].grad = gradient.clone()
 
 
+class InPlaceSender(_LocalSender):
+    """Nothing goes out: the step itself is written into parameters that all workers share."""
+
+    def __init__(self, replica: Replica, recipe: Recipe):
+        super().__init__(replica, None, recipe, [[]])
+
+    def finish(self) -> None:
+        self.local_step()
+
+    def payload(self) -> list[Flat]:
+        return []
+
+
 def make_sender(
-    discipline: Discipline, replica: Replica, codec: Codec | None, local: Recipe | None
+    discipline: Discipline,
+    replica: Replica,
+    codec: Codec | None,
+    local: Recipe | None,
+    out: Outs = None,
 ) -> Sender:
     """The sender that `discipline` asks for; `local` makes the worker's own optimiser."""
     send = discipline.send
     if isinstance(send, Gradient):
-        return GradientSender(replica, codec)
+        return GradientSender(replica, codec, out)
     if isinstance(send, Accumulated):
-        return AccumulatedSender(replica, codec)
+        return AccumulatedSender(replica, codec, out)
     if local is None:
         raise ConfigError(
             f"{discipline} makes local steps: pass optimizer=partial(torch.optim.SGD, lr=0.1)"
         )
     if isinstance(send, Change):
-        return ChangeSender(replica, codec, local, send)
+        return ChangeSender(replica, codec, local, send, out)
     if isinstance(send, Elastic):
         assert send.alpha is not None
-        return ElasticSender(replica, codec, local, send.alpha)
-    raise ConfigError(HOGWILD)
+        return ElasticSender(replica, codec, local, send.alpha, out)
+    return InPlaceSender(replica, local)

@@ -103,15 +103,15 @@ class Session:
 
 
 @contextmanager
-def fixed_arithmetic() -> Iterator[None]:
-    """One thread and private random numbers, so that a run depends on its seed alone."""
-    threads, torch_state = torch.get_num_threads(), torch.get_rng_state()
+def fixed_arithmetic(threads: int = 1) -> Iterator[None]:
+    """A fixed number of threads and private random numbers: a run depends on its seed alone."""
+    before, torch_state = torch.get_num_threads(), torch.get_rng_state()
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         torch.set_rng_state(torch_state)
         random.setstate(python_state)
         np.random.set_state(numpy_state)

@@ -1,10 +1,10 @@
 """From what a user passes to a checked job, and to its description in a run folder."""
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -21,7 +21,6 @@ from offbeat.errors import CheckpointError, ConfigError
 from offbeat.job import Job, Numbers
 from offbeat.replica import objective
 from offbeat.replica.objective import Loss
-from offbeat.send import HOGWILD
 from offbeat.spelling import nearest
 from offbeat.store.table import ByCount, BySize, ByWeight, Placement, fingerprint
 from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
@@ -50,7 +49,7 @@ class Essentials:
 
     model: nn.Module
     data: Dataset[Any]
-    loss: Loss
+    loss: Loss | None  # None where a script computes it
     discipline: Discipline | str
     optimizer: OptimizerFactory | None
     workers: int
@@ -84,7 +83,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         Numbers(
             model,
             reader,
-            wanted.loss,
+            wanted.loss or _unknown,
             *_rules(filled, wanted.optimizer, model, options),
             _placement(options.get("shards", 1)),
             options.get("policies", {}),
@@ -100,8 +99,13 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         options.get("hash_every", 1),
     )
     job.check()
-    objective.check(model, reader, wanted.loss, min(wanted.batch_size, len(reader)))
+    if wanted.loss is not None:
+        objective.check(model, reader, wanted.loss, min(wanted.batch_size, len(reader)))
     return job
+
+
+def _unknown(*_: Any) -> torch.Tensor:
+    raise ConfigError("only the script knows the loss of this run: use offbeat run")
 
 
 def _rules(
@@ -119,8 +123,6 @@ def _rules(
             "optimizer is made by offbeat over its own tensors: pass a factory such as "
             f"partial(torch.optim.{type(optimizer).__name__}, lr=...), not an optimiser"
         )
-    if isinstance(discipline.send, InPlace):
-        raise ConfigError(HOGWILD)
     if discipline.brings_rule and optimizer is not None:
         raise ConfigError(
             f"{discipline} brings its own rule, so optimizer= would be ignored: leave it out, "
@@ -135,6 +137,8 @@ def _rules(
             f"{discipline} makes local steps: pass optimizer=partial(torch.optim.SGD, lr=0.1)"
         )
     plain: tuple[Group, ...] = ((tuple(name for names, _ in groups for name in names), {}),)
+    if isinstance(discipline.send, InPlace):  # the store has nothing to apply
+        return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
     store = Recipe(rule_factory(discipline, None), plain)
     return store, Recipe(optimizer, groups, **mine)
 
@@ -201,7 +205,7 @@ def _clip_text(numbers: Numbers) -> str | None:
 
 def _taken_apart(factory: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """A factory and its settings; only a partial shows any."""
-    if isinstance(factory, functools.partial):
+    if isinstance(factory, partial):
         return factory.func, dict(factory.keywords)
     return factory, {}
 
@@ -238,7 +242,7 @@ def optimizer_from(described: Mapping[str, Any] | None) -> OptimizerFactory | No
             f"the run used an optimiser of its own ({described['name']}): pass it as optimizer="
         )
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in described["settings"].items()}
-    return functools.partial(kind, **settings)
+    return partial(kind, **settings)
 
 
 def first_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

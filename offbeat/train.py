@@ -1,29 +1,33 @@
 """The front door for functions: a model, data and a loss in, a finished run out."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 from torch import nn
 from torch.utils.data import Dataset
 
-from offbeat.choices import at_least
+from offbeat.choices import InPlace, at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline
+from offbeat.engine.crew import Crew, Local, check, emulated
+from offbeat.engine.local import run_local
 from offbeat.engine.sim import Simulation
 from offbeat.engine.sim_state import meta_of, restore, tensors_of
-from offbeat.errors import CheckpointError, ConfigError
-from offbeat.job import Job, Numbers
-from offbeat.log import Listener, Log, read
+from offbeat.engine.steward import Rhythm
+from offbeat.errors import ConfigError
+from offbeat.job import Job
+from offbeat.kept import Kept
+from offbeat.log import Listener
 from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.objective import Loss
 from offbeat.report.summary import Tally
 from offbeat.run import Run
+from offbeat.send import HOGWILD
 from offbeat.session import Session, fixed_arithmetic
-from offbeat.setup import Essentials, Options, describe, first_difference, make_job
-from offbeat.store.checkpoint import RunFolder, model_tensors, save_tensors, write_json
-from offbeat.store.core import Store
-from offbeat.store.table import under
+from offbeat.setup import Essentials, Options, describe, make_job
+from offbeat.store.checkpoint import RunFolder
 from offbeat.task import OptimizerFactory
 
 
@@ -32,6 +36,11 @@ class TrainOptions(Options, total=False):
 
     evaluate_every: int  # samples between two tests; one epoch by default
     checkpoint_every: int | None  # versions between two checkpoints; None saves after each epoch
+    emulate: Sequence[float | str] | str | None  # least time of each worker's step: "20ms,80ms"
+    overlap: bool  # compute on while the last gradient is under way; local engine only
+    patience: float  # seconds after which a silent worker counts as lost; local engine only
+    prefetch: bool | None  # read ahead in a thread; None where it pays; local engine only
+    threads: int | None  # of each worker; None shares the cores; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
     listeners: Sequence[Listener]  # see every record as it is written
     origin: dict[str, Any]  # what the run folder says of where model and data came from
@@ -47,7 +56,7 @@ def train(
     workers: int | None = None,
     batch_size: int = 32,
     epochs: int = 1,
-    engine: str = "sim",
+    engine: str | None = None,
     cluster: Cluster | str | None = None,
     test: Dataset[Any] | None = None,
     seed: int = 0,
@@ -57,19 +66,27 @@ def train(
 ) -> Run:
     """Train `model` on `data` with several workers under `discipline`; see `Options` for the rest.
 
-    `optimizer` is a factory such as `partial(torch.optim.SGD, lr=0.1)`. With `out` the run keeps
-    its log and checkpoints in that folder; `resume` goes on with a run that was stopped.
+    `optimizer` is a factory such as `partial(torch.optim.SGD, lr=0.1)`. The engine is "local",
+    processes on this machine, or "sim", which a `cluster` implies. With `out` the run keeps its
+    log and checkpoints in that folder; `resume` goes on with a run that was stopped.
     """
-    if engine != "sim":
-        raise ConfigError(f"unknown engine {engine!r}: there is 'sim'")
-    cluster = _cluster(cluster, workers)
+    engine = engine or ("local" if cluster is None else "sim")
+    if engine not in ("local", "sim"):
+        raise ConfigError(f"unknown engine {engine!r}: there are 'local' and 'sim'")
+    if engine == "local" and cluster is not None:
+        raise ConfigError(
+            "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
+            "to slow down real workers"
+        )
+    local = _local(options, engine, workers)
+    simulated = _cluster(cluster, workers)
     every = options.pop("evaluate_every", None)
     checkpoint_every = options.pop("checkpoint_every", None)
     listeners = options.pop("listeners", ())
     origin = options.pop("origin", {})
     start = options.pop("start", None)
     wanted = Essentials(
-        model, data, loss, discipline, optimizer, len(cluster), batch_size, epochs, seed
+        model, data, loss, discipline, optimizer, len(simulated), batch_size, epochs, seed
     )
     if resume and out is None:
         raise ConfigError("resume=True needs out=, the folder of the run to go on with")
@@ -79,18 +96,65 @@ def train(
     with fixed_arithmetic():
         job = make_job(wanted, options)
         evaluator = Evaluator(test, loss, options.get("collate")) if test is not None else None
-        folder = RunFolder(out) if out is not None else None
-        config = describe(job, optimizer) | {"engine": "sim", "cluster": cluster.to_toml()}
-        saved = _open(folder, config, origin, job, resume)
-        log = _log(folder, saved)
-        store = job.make_store(log)
-        if start is not None and saved is None:
-            _begin_with(store, RunFolder(start), folder)
+        config = describe(job, optimizer) | _describe_engine(local, simulated)
+        config["origin"] = origin
+        earlier = RunFolder(start) if start is not None else None
         tally = Tally(job.workers)
-        session = Session(job, store, folder, evaluator, every or job.samples, checkpoint_every)
+        if local is not None:
+            check(job, local)
+            kept = Kept.open(out, resume, config, job)
+            kept.recount(tally)
+            rhythm = Rhythm((every or job.samples) if test is not None else None, checkpoint_every)
+            crew = Crew(job, local, kept.folder, evaluator, rhythm)
+            if earlier is not None:
+                kept.begin_with(crew.store, earlier)  # now, to find what does not fit
+                crew.begin = partial(kept.begin_with, earlier=earlier)
+            return run_local(crew, kept, tally, listeners)
+        if isinstance(job.discipline.send, InPlace):
+            raise ConfigError(HOGWILD)
+        kept = Kept.open(out, resume, config, job)
+        kept.recount(tally)
+        log = kept.log()
+        store = job.make_store(log)
+        if earlier is not None and kept.saved is None:
+            kept.begin_with(store, earlier)
+        session = Session(
+            job, store, kept.folder, evaluator, every or job.samples, checkpoint_every
+        )
         log.listeners += [tally, *listeners]
         with log.followed(store, job.samples * job.epochs):
-            return _simulate(job, cluster, store, session, tally, saved)
+            return _simulate(job, simulated, session, kept, tally)
+
+
+def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | None:
+    """How the local engine is to run, or None for a simulation."""
+    given: dict[str, Any] = {
+        name: options.pop(name)
+        for name in ("emulate", "overlap", "patience", "prefetch", "threads")
+        if name in options
+    }
+    if engine == "sim":
+        wanted = [name for name, value in given.items() if value]
+        if wanted:
+            raise ConfigError(
+                f"{wanted[0]} is for engine='local': in a simulation the cluster says how fast "
+                "workers are and how long to wait for them"
+            )
+        return None
+    if given.get("emulate") is not None:
+        given["emulate"] = emulated(given["emulate"], 4 if workers is None else workers)
+    return Local(**given)
+
+
+def _describe_engine(local: Local | None, cluster: Cluster) -> dict[str, Any]:
+    if local is None:
+        return {"engine": "sim", "cluster": cluster.to_toml()}
+    return {
+        "engine": "local",
+        "threads": local.threads_for(len(cluster)),
+        "overlap": local.overlap,
+        "emulate": None if local.emulate is None else list(local.emulate),
+    }
 
 
 def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
@@ -107,58 +171,15 @@ def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
     return cluster
 
 
-def _open(
-    folder: RunFolder | None,
-    config: dict[str, Any],
-    origin: dict[str, Any],
-    job: Job,
-    resume: bool,
-) -> Any:
-    """Create the run folder, or find the checkpoint to go on from."""
-    if folder is None:
-        return None
-    if not resume or not folder.config_file.exists():
-        assert isinstance(job.content, Numbers)
-        initial = model_tensors(job.content.model)
-        folder.create(config | {"origin": origin}, initial, resume)
-        return None
-    difference = first_difference(folder.config(), config)
-    if difference is not None:
-        raise CheckpointError(
-            f"{folder.path} is another run: {difference}; use the same settings to resume it"
-        )
-    return folder.load()
-
-
-def _begin_with(store: Store, earlier: RunFolder, folder: RunFolder | None) -> None:
-    """Take parameters and rule state from an earlier run; its epochs and clocks are not taken."""
-    found = earlier.load()
-    if found is None:
-        raise CheckpointError(f"{earlier.path} has no checkpoint to begin with")
-    assert store.parameters is not None
-    tensors, meta = found
-    store.parameters.begin_with(under("store/", tensors), meta["parameters"], str(earlier.path))
-    if folder is not None:  # for replay, which may outlive the earlier run
-        save_tensors(folder.start_file, store.parameters.state())
-
-
-def _log(folder: RunFolder | None, saved: Any) -> Log:
-    if folder is None:
-        return Log()
-    return Log(folder.log_file, keep=None if saved is None else saved[1]["session"]["log"])
-
-
-def _simulate(
-    job: Job, cluster: Cluster, store: Store, session: Session, tally: Tally, saved: Any
-) -> Run:
+def _simulate(job: Job, cluster: Cluster, session: Session, kept: Kept, tally: Tally) -> Run:
+    store = session.store
     sim = Simulation(job, cluster, store)
-    if saved is None:
+    if kept.saved is None:
         sim.start()
     else:
-        tensors, meta = saved
+        tensors, meta = kept.saved
         restore(sim, tensors, meta)
         session.restore(meta)
-        _recount(session.folder, tally)
     with session.interruptible():
         while sim.step():
             session.between(sim.now, lambda: (tensors_of(sim), meta_of(sim)))
@@ -167,33 +188,5 @@ def _simulate(
                     session.save(lambda: (tensors_of(sim), meta_of(sim)))
                 raise KeyboardInterrupt
     session.last_test(sim.now)
-    return _finish(job, sim, session, tally)
-
-
-def _recount(folder: RunFolder | None, tally: Tally) -> None:
-    """A resumed run's figures begin with what is already in its log."""
-    assert folder is not None
-    for record in read(folder.log_file):
-        tally.see(record)
-
-
-def _finish(job: Job, sim: Simulation, session: Session, tally: Tally) -> Run:
-    store, folder = sim.store, session.folder
-    assert store.parameters is not None
-    memory = {
-        "store": store.parameters.nbytes,
-        "worker": max((worker.nbytes for worker in sim.workers.values()), default=0),
-    }
-    summary = tally.summary(
-        str(job.discipline),
-        "sim",
-        store.leases.ledger.summary(),
-        memory,
-        store.parameters.digest(),
-    )
-    model = job.export(store)
-    assert model is not None
-    if folder is not None:
-        save_tensors(folder.model_file, model_tensors(model))
-        write_json(folder.summary_file, summary.to_dict())
-    return Run(model, tally.history, summary, folder.path if folder else None)
+    held = max((worker.nbytes for worker in sim.workers.values()), default=0)
+    return kept.finish(job, store, tally, "sim", held)

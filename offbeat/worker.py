@@ -36,6 +36,8 @@ class Cycle(msgspec.Struct):
 
     fetch: int = 0  # steps between pulls; 0 pulls after every push
     centre: bool = False  # pull right before a push (elastic exchange)
+    ahead: bool = False  # compute the next step while a contribution is under way
+    flying: bool = False  # one is under way, and what follows it has not been pulled
     due: int = 1  # steps until the next push
     since_push: int = 0
     since_pull: int = 0
@@ -48,13 +50,15 @@ class Cycle(msgspec.Struct):
         return cls(fetch=fetch, centre=isinstance(send, Elastic))
 
     def pulled(self, steps: int) -> None:
-        self.due, self.since_pull = steps, 0
-        exchanging = self.centre and self.since_push > 0
+        self.due, self.since_pull, self.flying = steps, 0, False
+        exchanging = (self.centre or self.ahead) and self.since_push > 0
         self.action = Action.PUSH if exchanging else Action.LEASE
 
     def leased(self, found: bool) -> None:
         if found:
             self.action = Action.COMPUTE
+        elif self.flying:
+            self.action = Action.PULL
         elif self.since_push:  # the last, shorter block
             self._sync()
         else:
@@ -72,6 +76,10 @@ class Cycle(msgspec.Struct):
 
     def pushed(self) -> None:
         self.since_push = 0
+        self.flying = self.ahead
+        if self.ahead:
+            self.action = Action.LEASE
+            return
         fresh = self.centre or (self.fetch and self.since_pull < self.fetch)
         self.action = Action.LEASE if fresh else Action.PULL
 
@@ -79,7 +87,7 @@ class Cycle(msgspec.Struct):
         self.action = Action.PULL
 
     def _sync(self) -> None:
-        self.action = Action.PULL if self.centre else Action.PUSH
+        self.action = Action.PULL if self.centre or self.flying else Action.PUSH
 
 
 class Timing(msgspec.Struct):
@@ -95,7 +103,9 @@ class Worker:
 
     def __init__(self, number: int, incarnation: int):
         self.number, self.incarnation = number, incarnation
-        self.base = 0
+        self.base = 0  # the version it holds
+        self.ahead = False  # whether it computes on while its last contribution is under way
+        self.computed_on = 0  # the version its last step was computed on
         self.todo: list[Lease] = []
         self.done: list[Lease] = []
 
@@ -106,6 +116,8 @@ class Worker:
         """Compute what was taken and not yet computed; returns those leases."""
         computed, self.todo = self.todo, []
         self.done += computed
+        if computed:
+            self.computed_on = self.base
         return computed
 
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
@@ -114,6 +126,11 @@ class Worker:
 
     def accept(self, snapshot: Snapshot) -> None:
         self.base = snapshot.version
+
+    @property
+    def based_on(self) -> int:
+        """The version that staleness is counted from."""
+        return self.computed_on if self.ahead else self.base
 
     def tensors(self) -> dict[str, Tensor]:
         return {}
@@ -149,7 +166,7 @@ class GhostWorker(Worker):
         leases, self.done = self.done, []
         samples = sum([stop - start for _, start, stop in leases])
         part = Part(
-            self.number, self.incarnation, sequence, self.base, leases, samples,
+            self.number, self.incarnation, sequence, self.based_on, leases, samples,
             bytes=self.size, compute=timing.compute, wait=timing.wait,
             communication=timing.communication,
         )  # fmt: skip
@@ -173,18 +190,27 @@ class NumberWorker(Worker):
     ):
         super().__init__(number, incarnation)
         self.sender, self.buffers = sender, buffers
-        self.losses: list[float] = []
+        self.losses: list[float | None] = []  # None where nobody said
         self.skip_nonfinite = skip_nonfinite
         self.good = sender.replica.buffers() if skip_nonfinite else {}  # before anything went wrong
 
     def catch_up(self) -> list[Lease]:
         computed = super().catch_up()
         for lease in computed:
-            loss = self.sender.step(lease)
-            if not math.isfinite(loss) and not self.skip_nonfinite:
-                raise self._not_finite(f"the loss is {loss}", lease)
-            self.losses.append(loss)
+            self._lost_nothing(self.sender.step(lease), lease)
         return computed
+
+    def finish(self, lease: Lease, loss: float | None) -> None:
+        """A step of which the user's own code has computed the gradient."""
+        self.sender.finish()
+        self.done.append(lease)
+        self.computed_on = self.base
+        self._lost_nothing(loss, lease)
+
+    def _lost_nothing(self, loss: float | None, lease: Lease) -> None:
+        if loss is not None and not math.isfinite(loss) and not self.skip_nonfinite:
+            raise self._not_finite(f"the loss is {loss}", lease)
+        self.losses.append(loss)
 
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
         self.catch_up()
@@ -192,26 +218,30 @@ class NumberWorker(Worker):
         packed = self.sender.pack(payload, (seed, 3, self.number, self.incarnation, sequence))
         leases, losses = self.done, self.losses
         self.done, self.losses = [], []
-        samples, total = 0, 0.0
+        samples, told, total = 0, 0, 0.0
         for (_, start, stop), loss in zip(leases, losses, strict=True):
             samples += stop - start
-            total += loss * (stop - start)
-        mean = total / samples
+            if loss is not None:
+                told += stop - start
+                total += loss * (stop - start)
+        mean = total / told if told else None
+        numeric = mean is None or math.isfinite(mean)
         statistics = self.sender.replica.statistics(self.buffers)
         updater = self.sender.updater_state()
         part = Part(
-            self.number, self.incarnation, sequence, self.base, leases, samples,
+            self.number, self.incarnation, sequence, self.based_on, leases, samples,
             compute=timing.compute, wait=timing.wait, communication=timing.communication,
-            loss=mean if math.isfinite(mean) else None,
+            loss=mean if numeric else None,
         )  # fmt: skip
-        self._judge(part, all(flat.finite() for flat in payload))
-        sent = Contribution(part, payload, packed, self.sender.absent, statistics, updater)
+        self._judge(part, numeric and all(flat.finite() for flat in payload))
+        sent = Contribution(part, payload or None, packed, self.sender.absent, statistics, updater)
         part.bytes = sent.nbytes
+        self.sender.turn()
         return sent
 
     def _judge(self, part: Part, finite: bool) -> None:
         """A contribution that is not finite ends the run, or is left out and forgotten."""
-        part.skipped = part.loss is None or not finite
+        part.skipped = not finite
         if part.skipped and not self.skip_nonfinite:
             raise self._not_finite("the gradient is not finite", part.leases[-1])
         if part.skipped:

@@ -91,9 +91,12 @@ def test_local_steps_need_an_optimiser() -> None:
         make_sender(ob.LocalSGD(4), replica(net()), None, None)
 
 
-def test_hogwild_has_no_sender() -> None:
-    with pytest.raises(ConfigError, match="hogwild writes shared memory in place"):
-        make_sender(ob.Hogwild(), replica(net()), None, Recipe(MOMENTUM, ()))
+def test_hogwild_steps_where_the_parameters_lie_and_sends_nothing() -> None:
+    made = sender(ob.Hogwild())
+    before = vector(made.replica.flats).clone()
+    made.step(LEASES[0])
+    assert made.payload() == []
+    assert not torch.equal(vector(made.replica.flats), before)
 
 
 def test_the_gradient_of_a_step() -> None:

@@ -25,7 +25,7 @@ def train(**changes: Any) -> ob.Run:
     settings: dict[str, Any] = {
         "model": nn.Linear(3, 2), "data": DATA, "loss": F.cross_entropy, "workers": 2,
         "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9), "batch_size": 4, "epochs": 3,
-        "discipline": "asp",
+        "discipline": "asp", "engine": "sim",
     }  # fmt: skip
     return ob.train(**settings | changes)
 

@@ -87,7 +87,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no local rule": (
         {"discipline": "local:4", "optimizer": None}, "local:4 makes local steps: pass optimizer="),
     "a stream": ({"data": Stream()}, "data must be a map-style Dataset"),
-    "hogwild": ({"discipline": "hogwild"}, "hogwild writes shared memory in place, which a sim"),
+    "hogwild": (
+        {"discipline": "hogwild", "engine": "sim"}, "hogwild writes shared memory in place"),
     "hogwild without a rule": (
         {"discipline": "hogwild", "optimizer": None}, "hogwild .*"),
     "other number of workers": (

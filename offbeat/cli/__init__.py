@@ -1,4 +1,4 @@
-"""The command line: `offbeat simulate`, `offbeat replay` and `offbeat demo`."""
+"""The command line: `offbeat run`, `demo`, `simulate`, `replay` and `doctor`."""
 
 import sys
 import traceback
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import offbeat
-from offbeat.cli import demo, replay, simulate
+from offbeat.cli import demo, doctor, replay, run, simulate
 from offbeat.cli.output import EXIT_CODES, INTERRUPTED, fail
 from offbeat.errors import ConfigError, OffbeatError
 
@@ -20,14 +20,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo.demo, simulate.simulate, replay.replay):
+for command in (demo.demo, simulate.simulate, replay.replay, doctor.doctor):
     app.command(epilog=EXIT_CODES)(command)
+# Words behind the script's name are its own, whatever they look like.
+app.command(epilog=EXIT_CODES, context_settings={"allow_interspersed_args": False})(run.run)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake becomes a line and an exit code, never a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in words
+    as_json = "--json" in _own(words)
     try:
         return int(app(words, prog_name="offbeat", standalone_mode=False) or 0)
     except OffbeatError as error:
@@ -42,6 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return fail(usage, ConfigError.exit_code, as_json)
         traceback.print_exc()
         return fail(f"{type(error).__name__}: {error}", OffbeatError.exit_code, as_json)
+
+
+def _own(words: list[str]) -> list[str]:
+    """The words that are not a script's."""
+    scripts = [index for index, word in enumerate(words) if word.endswith(".py")]
+    return words[: scripts[0]] if words[:1] == ["run"] and scripts else words
 
 
 def _version(wanted: bool) -> None:

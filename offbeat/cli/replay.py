@@ -1,6 +1,7 @@
 """`offbeat replay`: run a log again and say whether it arrives at the same bits."""
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -40,6 +41,11 @@ def replay(
     except Exception as error:
         origin.blame(error)
         raise
+    show(found, run_dir, json)
+
+
+def show(found: Replay, run_dir: Path, json: bool) -> None:
+    """Say whether a replay was identical; if it was not, that is the exit code."""
     words = _words(found)
     if json:
         failure = {} if found.identical else {"error": words, "exit_code": ReplayMismatch.exit_code}

@@ -77,7 +77,7 @@ class FromScript:
         """Raise RunError with file and line if `error` passed through the script."""
         where = self._line(error)
         if where and not isinstance(error, OffbeatError):
-            raise RunError(f"{self.file} line {where}: {_described(error)}") from error
+            raise RunError(f"{self.file} line {where}: {described(error)}") from error
 
     def _module(self) -> ModuleType:
         # Like `python FILE.py`: the script may import the modules that lie beside it.
@@ -104,14 +104,11 @@ class FromScript:
         except (Exception, SystemExit) as error:
             where = self._line(error)
             at = f"{self.file} line {where}" if where else str(self.file)
-            raise ConfigError(f"{at}: {_described(error)}") from error
+            raise ConfigError(f"{at}: {described(error)}") from error
 
     def _line(self, error: BaseException) -> int | None:
         """The last line of the script that `error` passed through."""
-        mine = self.file.resolve()
-        frames = traceback.walk_tb(error.__traceback__)
-        lines = [n for frame, n in frames if Path(frame.f_code.co_filename).resolve() == mine]
-        return lines[-1] if lines else None
+        return line_in(self.file, error)
 
     def _function(self, module: ModuleType, name: str) -> Callable[[], Any]:
         make = getattr(module, name, None)
@@ -143,7 +140,16 @@ class FromScript:
 Source = FromRecipe | FromScript
 
 
-def _described(error: BaseException) -> str:
+def line_in(file: Path, error: BaseException) -> int | None:
+    """The last line of `file` that `error` passed through."""
+    mine = file.resolve()
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [n for frame, n in frames if Path(frame.f_code.co_filename).resolve() == mine]
+    return lines[-1] if lines else None
+
+
+def described(error: BaseException) -> str:
+    """An error's kind and the first line of what it says."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
@@ -185,9 +191,14 @@ def _option(word: str, takes: Mapping[str, inspect.Parameter]) -> tuple[str, Any
 
 def recorded(config: Mapping[str, Any], folder: Path, script: str | None) -> Source:
     """The task of a run folder; only recipes are made from what a folder says."""
+    origin = config.get("origin") or {}
+    if "loop" in origin:
+        raise ConfigError(
+            f"{folder} was made by {origin['loop']}, whose own loop computes its gradients: "
+            f"write offbeat run --replay {folder} {origin['loop']} if you trust it"
+        )
     if script is not None:
         return FromScript(script)
-    origin = config.get("origin") or {}
     if "script" in origin:
         raise ConfigError(
             f"{folder} was made from {origin['script']}, and code that a run folder names "

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from offbeat.choices import InPlace
 from offbeat.cluster import Cluster
 from offbeat.contribution import Verdict
-from offbeat.errors import RunError
+from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job
 from offbeat.pace import Pace
+from offbeat.send import HOGWILD
 from offbeat.store.core import Store
 from offbeat.worker import Action, Cycle, Timing, Worker
 
@@ -65,6 +67,8 @@ class Simulation:
     """An event heap over the store and the workers of a job."""
 
     def __init__(self, job: Job, cluster: Cluster, store: Store):
+        if isinstance(job.discipline.send, InPlace):
+            raise ConfigError(HOGWILD)
         self.job, self.cluster, self.store = job, cluster, store
         self.now = 0.0
         self.heap: list[Event] = []

@@ -1,5 +1,6 @@
 """How good the store's parameters are on a test set: mean loss, and accuracy for classifiers."""
 
+import math
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ class Evaluator:
             raise ConfigError("the test set is empty: leave test= out, or give it samples")
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module) -> tuple[float, float | None]:
-        """Mean loss and accuracy; accuracy is None where outputs are not class scores."""
+    def __call__(self, model: nn.Module) -> tuple[float | None, float | None]:
+        """Mean loss and accuracy: None where the loss is no number, or outputs are no scores."""
         was_training = model.training
         model.eval()
         total, right, labelled = 0.0, 0, 0
@@ -42,7 +43,8 @@ class Evaluator:
                     labelled += batch[1].numel()
             total += value.item() * len(rows)
         model.train(was_training)
-        return total / len(self.reader), right / labelled if labelled else None
+        loss = total / len(self.reader)
+        return loss if math.isfinite(loss) else None, right / labelled if labelled else None
 
 
 def _classes(output: Any, target: Any) -> int | None:

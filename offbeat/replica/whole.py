@@ -22,17 +22,32 @@ class Replica:
         reader: Reader,
         loss: Loss,
         accumulate: int = 1,
+        flats: Sequence[Flat] | None = None,
     ):
-        self.model = copy.deepcopy(model)
-        self.model.train()
+        """`flats` already hold parameters, or soon will; without them the model's own are taken."""
+        self.model = self._taken(model)
         self.reader, self.loss, self.accumulate = reader, loss, accumulate
-        self.flats = [Flat(table) for table in tables]
-        views = {name: view for flat in self.flats for name, view in flat.views.items()}
+        names = {entry.name for table in tables for entry in table}
         # In the model's own order, so that nothing depends on how they are sharded.
-        self.parameters = {n: p for n, p in self.model.named_parameters() if n in views}
-        for name, parameter in self.parameters.items():
-            views[name].copy_(parameter.detach())
-            parameter.data = views[name]
+        self.parameters = {n: p for n, p in self.model.named_parameters() if n in names}
+        self.by_reference = flats is not None  # what is pulled lies where this replica may use it
+        if flats is None:
+            flats = [Flat(table) for table in tables]
+            for flat in flats:
+                for name, view in flat.views.items():
+                    view.copy_(self.parameters[name].detach())
+        self.flats: list[Flat] = []
+        self.bind(flats)
+
+    def _taken(self, model: nn.Module) -> nn.Module:
+        return copy.deepcopy(model).train()
+
+    def bind(self, flats: Sequence[Flat]) -> None:
+        """Let the parameters be views of `flats`, whatever these hold."""
+        self.flats = list(flats)
+        for flat in flats:
+            for name, view in flat.views.items():
+                self.parameters[name].data = view
 
     def compute(self, lease: Lease) -> float:
         """Leave the mean gradient of `lease` on the parameters; returns the mean loss."""
@@ -75,7 +90,11 @@ class Replica:
         return [p.grad for p in self.parameters.values() if p.grad is not None]
 
     def load(self, parameters: Sequence[Flat]) -> None:
-        """Take over what was pulled: one copy per shard."""
+        """Take over what was pulled: one copy per shard, none where it may be used in place."""
+        if self.by_reference:
+            if parameters[0] is not self.flats[0]:
+                self.bind(parameters)
+            return
         for mine, theirs in zip(self.flats, parameters, strict=True):
             mine.copy_(theirs)
 
@@ -106,3 +125,10 @@ class Replica:
         for i, flat in enumerate(self.flats):
             flat.buffer.copy_(tensors[f"parameters/{i}"])
         self.load_buffers(under("buffers/", tensors))
+
+
+class OwnReplica(Replica):
+    """Over the object that a script holds, left in the mode that the script has put it in."""
+
+    def _taken(self, model: nn.Module) -> nn.Module:
+        return model

@@ -1,5 +1,6 @@
 """The figures of a run, added up record by record: speed, staleness, waiting, bytes, samples."""
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -59,6 +60,7 @@ class Summary(msgspec.Struct):
     bytes_sent: int
     bytes_received: int
     memory: dict[str, int]
+    overlap: dict[str, float]  # how well the stages of a worker overlapped; empty where they don't
     per_worker: list[WorkerFigures]
     ledger: list[dict[str, int]]
     parameter_hash: str
@@ -74,7 +76,7 @@ class Test(msgspec.Struct, frozen=True):
     time: float
     version: int
     samples: int
-    loss: float
+    loss: float | None
     accuracy: float | None
 
 
@@ -113,8 +115,17 @@ class Tally(Listener):
         self.seconds = 0.0
         self.hash = ""
 
+    def copy(self) -> "Tally":
+        """What it has come to so far, to go back to."""
+        other = Tally(0, self.keep)
+        for name, value in vars(self).items():
+            setattr(other, name, copy.copy(value))
+        other.figures = [copy.copy(mine) for mine in self.figures]
+        other.history = History(list(self.history.tests), list(self.history.steps))
+        return other
+
     def see(self, record: Entry) -> None:
-        self.seconds = record.time
+        self.seconds = max(self.seconds, record.time)
         if isinstance(record, Updated):
             self._updated(record)
         elif isinstance(record, Pulled):
@@ -138,18 +149,19 @@ class Tally(Listener):
     def _updated(self, record: Updated) -> None:
         self.updates += 1
         self.hash = record.hash or self.hash
-        loss = samples = 0.0
+        loss = told = 0.0
         for part in record.parts:
             self._spent(part)
             self.staleness[part.staleness] += 1
             if part.skipped:
                 self.skipped += 1
-            else:
-                samples += part.samples
-                loss += (part.loss or 0.0) * part.samples
-        self.samples += int(samples)
-        if self.keep and samples:
-            step = Step(record.time, record.version, self.samples, loss / samples)
+                continue
+            self.samples += part.samples
+            if part.loss is not None:  # a script need not tell
+                told += part.samples
+                loss += part.loss * part.samples
+        if self.keep and told:
+            step = Step(record.time, record.version, self.samples, loss / told)
             self.history.steps.append(step)
 
     def _spent(self, part: Part) -> None:
@@ -170,6 +182,7 @@ class Tally(Listener):
         ledger: list[dict[str, int]],
         memory: dict[str, int],
         parameter_hash: str,
+        overlap: dict[str, float] | None = None,
     ) -> Summary:
         total = sum(self.staleness.values())
         busy = sum(w.compute + w.wait + w.communication for w in self.figures)
@@ -198,6 +211,7 @@ class Tally(Listener):
             bytes_sent=sum(w.bytes_sent for w in self.figures),
             bytes_received=sum(w.bytes_received for w in self.figures),
             memory=memory,
+            overlap=overlap or {},
             per_worker=self.figures,
             ledger=ledger,
             parameter_hash=parameter_hash,

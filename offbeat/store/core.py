@@ -4,7 +4,7 @@ from typing import Any
 
 from offbeat import board
 from offbeat.board import Row, State
-from offbeat.choices import Accumulated, All, Change, Elastic
+from offbeat.choices import Accumulated, All, Change, Elastic, InPlace
 from offbeat.contribution import Contribution, Snapshot, Verdict
 from offbeat.discipline import Discipline
 from offbeat.lease import Lease, Leases
@@ -38,9 +38,10 @@ class Store:
         log: Log,
         parameters: Parameters | None = None,
         hash_every: int = 1,
+        cells: board.Cells | None = None,
     ):
         self.discipline = discipline.for_workers(workers)
-        self.cells = board.new_board(workers)
+        self.cells = board.new_board(workers) if cells is None else cells
         self.leases, self.log, self.parameters = leases, log, parameters
         self.hash_every = hash_every
         self.pull_bytes = parameters.pull_bytes if parameters is not None else 0
@@ -56,6 +57,7 @@ class Store:
             self._steps = send.every
         elif isinstance(send, Accumulated):
             self._steps = send.push
+        self._hashes = not isinstance(send, InPlace)  # nobody knows what others write meanwhile
         self._by_speed = isinstance(send, Change) and send.by_speed
         self._low, self._last = board.UNBOUND, 0  # the smallest binding clock, and whose it is
         self._sure = False  # whether these two still hold
@@ -120,6 +122,18 @@ class Store:
     def finished(self) -> bool:
         return self.leases.finished
 
+    @property
+    def applied(self) -> int:
+        """Samples in applied contributions."""
+        return self.leases.ledger.applied
+
+    @property
+    def given_up(self) -> int:
+        """Samples that were dropped or skipped."""
+        ledger = self.leases.ledger
+        counts = [*ledger.done, *ledger.lost.values()]
+        return sum(c.get("dropped", 0) + c.get("skipped", 0) for c in counts)
+
     # ------------------------------------------------------------ contributions
 
     def push(self, contribution: Contribution, now: float) -> Verdict:
@@ -170,7 +184,7 @@ class Store:
         self.version += 1
         record = Updated(now, self.version, [c.part for c in group], rate)
         if self.parameters is not None:
-            if self.version % self.hash_every == 0:
+            if self._hashes and self.version % self.hash_every == 0:
                 record.hash = self.parameters.digest()
             self.parameters.advance(self.version, self.epoch)
         self.log.write(record)
@@ -246,7 +260,20 @@ class Store:
             "low": self._low,
             "moved": self._moved,
             "leases": self.leases.state(),
+            "gathered": [[one.part.worker, one.part.leases] for one in self.gathered],
         }
+
+    def begin_again(self) -> None:
+        """Nobody has ever been here."""
+        self.cells[:] = board.new_board(self.cells.shape[1])
+
+    def vacate(self, state: dict[str, Any], now: float) -> None:
+        """After a restart from `state` nobody is there: what was in flight goes out again."""
+        for _, leases in state["gathered"]:  # not by way of their workers: some may be lost already
+            self.leases.returned.extend(Lease(*lease) for lease in leases)
+        for worker in range(self.cells.shape[1]):
+            if self.cells.item(Row.STATE, worker) in (State.ACTIVE, State.RESTING):
+                self.lose(worker, now)
 
     def load(self, state: dict[str, Any]) -> None:
         self.version, self.epoch = state["version"], state["epoch"]

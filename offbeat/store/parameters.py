@@ -34,24 +34,30 @@ class Parameters:
         recipe: Recipe,
         weigh: Weigh,
         policies: Mapping[str, Any] | None = None,
+        flats: Sequence[Flat] | None = None,
     ):
+        """`flats` is where the parameters are to live, if not in this process's own memory."""
         entries = parameter_entries(model)
         self.names = [entry.name for entry in entries]
         self.tables = place(entries, placement)
         self.buffers: list[Entry] = buffer_entries(model, policies or {})
-        self.flats = [Flat(table) for table in self.tables]
+        self.flats = [Flat(table) for table in self.tables] if flats is None else list(flats)
         self.pull_bytes = sum(table.payload_bytes for table in self.tables)
-        own = dict(model.named_parameters())
-        with torch.no_grad():
-            for flat in self.flats:
-                for name, view in flat.views.items():
-                    view.copy_(own[name])
+        self.begin(model)
         self.updaters = [Updater(recipe, flat.views) for flat in self.flats]
         self.clip = recipe.clip
         self.weigher = Weigher(weigh, self.flats)
         self.statistics: dict[int, dict[str, Tensor]] = {}  # each worker's averaged buffers
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
         self._sums = [Flat(table) for table in self.tables]
+
+    @torch.no_grad()
+    def begin(self, model: nn.Module) -> None:
+        """Initial parameters come from the model, never from whichever worker is first."""
+        own = dict(model.named_parameters())
+        for flat in self.flats:
+            for name, view in flat.views.items():
+                view.copy_(own[name])
 
     def update(self, contributions: Sequence[Contribution]) -> float:
         """Apply contributions as one step; returns what staleness made of the learning rate.
@@ -64,7 +70,7 @@ class Parameters:
         for one in live:
             if one.statistics:
                 self.statistics[one.part.worker] = one.statistics
-        if not live:
+        if not live or live[0].payload is None:  # written in place by the worker itself
             return 1.0
         shares = [c.part.samples * c.part.weight for c in live]
         total = sum(shares)
@@ -120,20 +126,22 @@ class Parameters:
     def finite(self) -> bool:
         return all(flat.finite() for flat in self.flats)
 
-    @torch.no_grad()
     def export(self, model: nn.Module) -> nn.Module:
         """Write the parameters and the averaged buffers into `model`."""
-        own = dict(model.named_parameters())
+        self.export_to(named_tensors(model))
+        return model
+
+    @torch.no_grad()
+    def export_to(self, into: Mapping[str, Tensor]) -> None:
+        """Write the parameters and the averaged buffers, as they are tested and saved."""
         for flat, updater in zip(self.flats, self.updaters, strict=True):
             for name in flat.views:
-                own[name].copy_(updater.value(name))
-        buffers = dict(model.named_buffers())
+                into[name].copy_(updater.value(name))
         for entry in self.buffers:
             # By worker, so that the order of a sum does not depend on who came first.
             values = [s[entry.name] for _, s in sorted(self.statistics.items()) if entry.name in s]
             if values and entry.policy == "averaged":
-                buffers[entry.name].copy_(_mean(values))
-        return model
+                into[entry.name].copy_(_mean(values))
 
     # ------------------------------------------------------------ state as named tensors
 
@@ -186,6 +194,11 @@ class Parameters:
         for updater in self.updaters:
             held += total_bytes(updater.tensors_of_state().values())
         return held + self.weigher.nbytes
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, each once."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:

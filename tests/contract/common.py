@@ -1,10 +1,12 @@
 """What the contract tests share: tiny problems, a plain PyTorch loop, clusters and listeners."""
 
 import copy
+import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +20,56 @@ from torch.utils.data import TensorDataset
 import offbeat as ob
 from offbeat import pace
 from offbeat.data import Reader
+from offbeat.log import Updated, read
+from tests.contract.real import translated
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
 CODECS = [None, "topk:0.3", "int8", "1bit", "bf16", "fp16"]
 
 
-def examples(count: int) -> settings:
-    """So many examples, and no search for a smaller one: each is one run or several."""
-    return settings(max_examples=count, phases=(Phase.explicit, Phase.generate))
+class Turns:
+    """How many examples of a test have been tried on real processes."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.count, self.failed = 0, False
+
+    def up(self, most: int) -> bool:
+        """Whether enough have been tried; the first, which is always the simplest, is left out."""
+        self.count += 1
+        return not (self.failed or 1 < self.count <= 1 + most)
+
+
+turns = Turns()
+
+
+def examples(count: int, local: int = 3) -> Callable[[Any], Any]:
+    """So many examples, and no search for a smaller one: each is one run or several.
+
+    Real processes are slow to start, so that they get few of them.
+    """
+    decide = settings(max_examples=count, phases=(Phase.explicit, Phase.generate))
+
+    def decorate(test: Any) -> Any:
+        inner = test.hypothesis.inner_test
+
+        @wraps(inner)
+        def few(*args: Any, **named: Any) -> None:
+            if named.get("engine", named.get("local_only")) == "local" and turns.up(local):
+                return
+            try:
+                inner(*args, **named)
+            except BaseException:
+                turns.failed = True  # and is tried again for the report
+                raise
+
+        test.hypothesis.inner_test = few
+        return decide(test)
+
+    return decorate
 
 
 @contextmanager
@@ -65,9 +108,38 @@ def problem(make: Callable[[], nn.Module] = mlp, samples: int = 24, seed: int = 
 def run(engine: str, what: Problem, discipline: ob.Discipline | str, **options: Any) -> ob.Run:
     """Train with small numbers; an optimiser is given unless the discipline brings its rule."""
     options = {"batch_size": 4, "epochs": 2} | options
+    if engine == "local":
+        options = translated(options)
     if "optimizer" not in options:
         options["optimizer"] = optimizer_for(discipline)
     return ob.train(*what, discipline=discipline, engine=engine, **options)
+
+
+def replay_as(folder: Path, what: Problem, **changes: Any) -> ob.Replay:
+    """Replay a run as if its settings had been others: real time orders no two runs alike, but a
+    log holds one order, which any discipline can be made to follow.
+    """
+    with scratch() as place:
+        copied = place / "copy"
+        shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("checkpoints"))
+        config = json.loads((copied / "run.json").read_text())
+        assert config.keys() >= changes.keys()
+        (copied / "run.json").write_text(json.dumps(config | changes))
+        return ob.replay(copied, *what)
+
+
+def check_run(folder: Path, what: Problem, epochs: int = 2, **code: Any) -> list[Any]:
+    """From its log alone: no sample lost or repeated, and a replay with the same bits throughout.
+
+    Returns the records.
+    """
+    records = list(read(folder / "log.jsonl"))
+    for epoch in recount(records, len(what.data), epochs):
+        assert epoch["repeated"] == epoch["missing"] == 0
+        assert epoch["applied"] + epoch["dropped"] == len(what.data)
+    updates = sum(isinstance(record, Updated) for record in records)
+    assert ob.replay(folder, *what, **code).check().compared == updates
+    return records
 
 
 def optimizer_for(discipline: ob.Discipline | str, factory: Any = MOMENTUM) -> Any:

@@ -2,10 +2,28 @@
 
 import pytest
 
-ENGINES = ["sim"]
+from tests.contract import common
+
+ENGINES = ["sim", "local"]
 
 
 @pytest.fixture(scope="session", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """The name of an engine, as `ob.train(engine=...)` takes it."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def sim_only() -> str:
+    """The simulator's name, for what only virtual time can promise; the test says why."""
+    return "sim"
+
+
+@pytest.fixture(scope="session")
+def local_only() -> str:
+    """The local engine's name, for what only real processes do."""
+    return "local"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    common.turns.begin()

@@ -16,7 +16,16 @@ from torch import nn
 
 import offbeat as ob
 from offbeat.pace import Exponential, LogNormal
-from tests.contract.common import NAMES, assert_same_bits, named, optimizer_for, problem, run
+from tests.contract.common import (
+    NAMES,
+    assert_same_bits,
+    check_run,
+    named,
+    optimizer_for,
+    problem,
+    replay_as,
+    run,
+)
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 UNEVEN = ob.Cluster(
@@ -47,7 +56,9 @@ def _outcome(engine: str, name: str, out: Path, **options: Any) -> tuple[bytes, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(engine, name, tmp_path):
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(sim_only, name, tmp_path):
+    """Only virtual time puts several workers in the same order twice."""
+    engine = sim_only
     log, figures = _outcome(engine, name, tmp_path / "one", codec="int8", seed=1)
     torch.manual_seed(99)  # whatever the user's own random numbers are
     random.seed(99)
@@ -57,8 +68,25 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(engine, name, tm
     assert other_log != log
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_one_real_worker_repeats_itself(local_only, name):
+    """With one worker there is only one order, so its bits are those of the seed."""
+    discipline = named(1)[name]
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(99 + len(found))  # whatever the user's own random numbers are
+        got = run(
+            local_only, problem(random_net, samples=36), discipline, workers=1, codec="int8",
+            seed=seed, epochs=1, optimizer=optimizer_for(discipline, ADAM),
+        )  # fmt: skip
+        found.append(got.parameter_hash)
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize("name", ["asp", "bsp", "average"])
-def test_the_number_of_threads_does_not_matter(engine, name, tmp_path):
+def test_the_number_of_threads_does_not_matter(sim_only, name, tmp_path):
+    """Real workers compute with as many threads as they are told; replay takes as many."""
+    engine = sim_only
     before = torch.get_num_threads()
     try:
         outcomes = []
@@ -79,8 +107,12 @@ print(_outcome(sys.argv[1], "asp-gap", Path(sys.argv[2]))[1]["parameter_hash"])
 """
 
 
-def test_the_environment_does_not_matter(engine, tmp_path):
-    """A whole process with another number of OpenMP threads arrives at the same hash."""
+def test_the_environment_does_not_matter(sim_only, tmp_path):
+    """A whole process with another number of OpenMP threads arrives at the same hash.
+
+    In virtual time: two real runs of several workers differ anyway.
+    """
+    engine = sim_only
     root = Path(__file__).parents[2]
     found = set()
     for threads in ("1", "2"):
@@ -107,8 +139,9 @@ PLACEMENTS = [
     [(name, ob.Clip(norm=0.2)) for name in NAMES]
     + [(name, clip) for name in ("asp", "bsp", "local") for clip in (None, ob.Clip(value=0.05))],
 )
-def test_shards_do_not_matter(engine, name, clip):
+def test_shards_do_not_matter(sim_only, name, clip):
     """The same bits however the parameters are spread over the store's shards."""
+    engine = sim_only  # two real runs differ by their order; see the next test
     discipline = named(3)[name]
     what = problem(random_net, samples=36)
     found = {}
@@ -119,6 +152,19 @@ def test_shards_do_not_matter(engine, name, clip):
         )  # fmt: skip
         found[str(placement)] = got.parameter_hash
     assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("name", ["asp", "bsp", "local", "easgd", "asp-gap"])
+def test_shards_do_not_matter_to_real_processes(local_only, name, tmp_path):
+    """What was computed over three shards is the same over any number of them."""
+    what, discipline = problem(random_net, samples=36), named(2)[name]
+    run(
+        local_only, what, discipline, workers=2, shards=3, codec="topk:0.3", epochs=1,
+        optimizer=optimizer_for(discipline, ADAM), out=tmp_path / "run",
+    )  # fmt: skip
+    check_run(tmp_path / "run", what, epochs=1)
+    for shards in (1, 2, 5):
+        replay_as(tmp_path / "run", what, shards=shards).check()
 
 
 def test_the_users_things_are_left_alone(engine):

@@ -19,6 +19,7 @@ from tests.contract.common import (
     run,
     seeds,
 )
+from tests.contract.real import level
 
 BATCH = 3
 
@@ -31,7 +32,7 @@ def _problem(workers: int, seed: int):
 @given(clusters(), seeds)
 def test_ssp_without_slack_is_a_large_batch_at_the_sum_of_the_rates(engine, cluster, seed):
     n = len(cluster)
-    what = _problem(n, seed)
+    what = level(engine, _problem(n, seed), n)
     got = run(engine, what, ob.SSP(0), cluster=cluster, optimizer=SGD, batch_size=BATCH, seed=seed)
     large = partial(torch.optim.SGD, lr=n * 0.05)
     assert_close(got.model, plain(what, large, batch_size=n * BATCH, seed=seed))

@@ -1,0 +1,41 @@
+"""How much to measure: everything at its full size, or a short look."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+RESNET_FLOATS = 25_557_032
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes and repeats of every benchmark; `mnist` is the folder of its four files, if any."""
+
+    repeats: int = 5
+    floats: int = RESNET_FLOATS
+    exchanges: int = 15  # timed exchanges of that many floats
+    small_steps: int = 500  # steps of the small model in one repeat
+    window: float = 5.0  # seconds of one look at samples/s
+    launches: int = 3  # fresh starts, where starting is part of what is measured
+    resnet_steps: int = 10
+    side: int = 64  # pixels of ResNet-50's images
+    epochs: int = 3  # of MNIST
+    samples: int | None = None  # of MNIST, where fewer than all will do
+    accuracy: float = 0.97  # what a run on MNIST has to reach
+    workers: int = 10_000  # of the simulated cluster
+    mnist: Path | None = None
+
+
+QUICK = Scale(
+    repeats=2,
+    floats=1_000_000,
+    exchanges=3,
+    small_steps=50,
+    window=1.0,
+    launches=1,
+    resnet_steps=2,
+    side=32,
+    epochs=1,
+    samples=2_000,
+    accuracy=0.5,
+    workers=1_000,
+)

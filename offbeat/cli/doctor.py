@@ -1,0 +1,260 @@
+"""`offbeat doctor`: read this machine, and say whether the local engine can run on it."""
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import torch
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.choices import at_least
+from offbeat.cli import options
+from offbeat.cli.output import print_json
+from offbeat.doctor import Finding, Host, Plan, examine, try_fork, verdict
+from offbeat.errors import OffbeatError
+from offbeat.report.tables import console
+
+EXTRAS = ("scikit-learn", "matplotlib", "ray")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+STYLES = {"good": "green", "warn": "yellow", "bad": "bold red"}
+
+Workers = Annotated[
+    int, typer.Option("-n", "--workers", help="How many workers are to run here.", metavar="N")
+]
+ModelBytes = Annotated[
+    int | None,
+    typer.Option(help="Size of the model, to check that it fits.", metavar="BYTES"),
+]
+
+
+def doctor(
+    workers: Workers = 4, model_bytes: ModelBytes = None, json: options.Json = False
+) -> None:
+    """Check torch, cores, memory and limits for the local engine, and say what to change."""
+    at_least("--workers", workers, 1)
+    if model_bytes is not None:
+        at_least("--model-bytes", model_bytes, 1)
+    host, plan = here(Path()), Plan(workers, model_bytes)
+    findings = examine(host, plan, try_fork)
+    words = verdict(findings, plan)
+    code = OffbeatError.exit_code if any(f.state == "bad" for f in findings) else 0
+    if json:
+        result = {
+            "ready": not code,
+            "workers": workers,
+            "threads_per_worker": plan.threads(host.cores),
+            "model_bytes": model_bytes,
+            "verdict": words,
+            "findings": findings,
+        }
+        print_json(result | ({"error": words, "exit_code": code} if code else {}))
+    else:
+        screen = console(sys.stdout)
+        screen.print(findings_table(findings))
+        screen.print()
+        screen.print(words)
+    if code:
+        raise typer.Exit(code)
+
+
+def findings_table(findings: Iterable[Finding]) -> Table:
+    """What was found, each with its remedy below it."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("check", no_wrap=True)
+    table.add_column("found")
+    for finding in findings:
+        found = Text(finding.found)
+        if finding.remedy:
+            found.append(f"\nto do: {finding.remedy}", style="bold")
+        table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.name, found)
+    return table
+
+
+# ---------------------------------------------------------------- reading the machine
+
+
+def here(folder: Path) -> Host:
+    """The machine this runs on; checkpoints would go to `folder`."""
+    files, ceiling = _limit("RLIMIT_NOFILE")
+    own = [Path("/proc/self/cgroup"), Path("/proc/self/mountinfo")]
+    membership, mounts = (_text(file) for file in own)
+
+    def tightest(controller: str, read: Callable[[Path], float | None]) -> float | None:
+        found = map(read, group_folders(controller, membership, mounts))
+        return min((limit for limit in found if limit is not None), default=None)
+
+    return Host(
+        platform=sys.platform,
+        python=sys.version_info[:3],
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        devices=torch.cuda.device_count() if torch.version.cuda else 0,
+        affinity=_affinity(),
+        quota=tightest("cpu", quota_in),
+        variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+        memory=available_memory(_text(Path("/proc/meminfo"))),
+        group_memory=_whole(tightest("memory", memory_left_in)),
+        files=files,
+        files_ceiling=ceiling,
+        tasks=_tasks_left(),
+        group_tasks=_whole(tightest("pids", tasks_left_in)),
+        memfd=trouble(_make_shared_memory),
+        pidfd=trouble(lambda: os.close(os.pidfd_open(os.getpid()))),
+        disk=shutil.disk_usage(folder).free,
+        writable=os.access(folder, os.W_OK),
+        extras={name: _version(name) for name in EXTRAS},
+    )
+
+
+def group_folders(controller: str, membership: str, mounts: str) -> Iterator[Path]:
+    """Folders of this process's control groups, own and parents': the limits of all bind it.
+
+    `membership` and `mounts` are the texts of /proc/self/cgroup and /proc/self/mountinfo. Both
+    versions of control groups are understood, and the mixture of them.
+    """
+    paths: dict[str, str] = {}
+    for line in membership.splitlines():
+        _, controllers, own = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), own)
+    for line in mounts.splitlines():
+        place, _, filesystem = line.partition(" - ")
+        root, point = place.split()[3:5]
+        kind, _, settings = filesystem.split()[:3]
+        if kind == "cgroup2":
+            path = paths.get("")
+        elif kind == "cgroup" and controller in settings.split(","):
+            path = paths.get(controller)
+        else:
+            continue
+        if path is None:
+            continue
+        inside = PurePosixPath(path)
+        # Within a container the path may be the host's, and lead nowhere from here.
+        inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()
+        folder = Path(point) if ".." in inside.parts else Path(point) / inside
+        yield folder
+        yield from (above for above in folder.parents if above.is_relative_to(point))
+
+
+def quota_in(folder: Path) -> float | None:
+    """Cores that a control group may use."""
+    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota, period = (_text(folder / f"cpu.cfs_{word}_us") for word in ("quota", "period"))
+    allowed, each = _number(quota), _number(period)
+    return allowed / each if allowed and each and allowed > 0 else None
+
+
+def memory_left_in(folder: Path) -> int | None:
+    """Bytes that a control group may still use; files that are merely cached count as free."""
+    names = (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )
+    for limit_file, used_file, cached in names:
+        limit, used = (_number(_text(folder / name)) for name in (limit_file, used_file))
+        if limit is not None and used is not None:
+            counts = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+            return max(0, limit - used + int(counts.get(cached, 0)))
+    return None
+
+
+def tasks_left_in(folder: Path) -> int | None:
+    """Processes and threads that a control group may still start."""
+    limit, used = (_number(_text(folder / name)) for name in ("pids.max", "pids.current"))
+    return None if limit is None or used is None else max(0, limit - used)
+
+
+def available_memory(meminfo: str) -> int | None:
+    """Bytes that can be had without swapping, from the text of /proc/meminfo."""
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return None
+
+
+def trouble(code: Callable[[], None]) -> str:
+    """Why a call into the system does not work here, or nothing."""
+    try:
+        code()
+    except AttributeError:
+        return "this system does not have it"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _make_shared_memory() -> None:
+    file = os.memfd_create("offbeat-doctor")
+    try:
+        os.posix_fallocate(file, 0, 1 << 20)
+    finally:
+        os.close(file)
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _limit(name: str) -> tuple[int | None, int | None]:
+    """A limit of this process and the most it can be raised to."""
+    try:
+        import resource
+    except ImportError:  # not on every system; the doctor tells so without failing
+        return None, None
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    endless = resource.RLIM_INFINITY
+    return None if soft == endless else soft, None if hard == endless else hard
+
+
+def _tasks_left() -> int | None:
+    limit, _ = _limit("RLIMIT_NPROC")
+    if limit is None or os.getuid() == 0:  # the limit does not bind root
+        return None
+    return max(0, limit - tasks_of(os.getuid()))
+
+
+def tasks_of(user: int) -> int:
+    """Processes and threads of a user that can be seen from here."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.stat().st_uid == user:
+                count += len(os.listdir(process / "task"))
+        except OSError:
+            continue  # it ended meanwhile
+    return count
+
+
+def _text(file: Path) -> str:
+    """What a file of the system says; nothing where it does not exist."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

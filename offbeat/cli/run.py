@@ -1,0 +1,212 @@
+"""`offbeat run`: train with a script's own loop, on this machine or on a simulated cluster."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from offbeat.choices import at_least
+from offbeat.cli import options
+from offbeat.cli.output import INTERRUPTED, fail, print_json
+from offbeat.cli.replay import show as show_replay
+from offbeat.cli.source import described, line_in
+from offbeat.cluster import Cluster
+from offbeat.discipline import parse
+from offbeat.engine.crew import emulated
+from offbeat.engine.sim_script import replay_script, simulate_script
+from offbeat.errors import ConfigError, OffbeatError, RunError
+from offbeat.join import Finished, Launched
+from offbeat.report.live import Progress
+from offbeat.report.tables import console, run_table, share
+from offbeat.run import Run
+from offbeat.script import Script, host
+from offbeat.store.checkpoint import RunFolder
+
+
+class Engine(StrEnum):
+    LOCAL = "local"
+    SIM = "sim"
+
+
+def _training(help: str, **more: Any) -> Any:
+    return typer.Option(help=help, rich_help_panel=options.TRAINING, **more)
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="What `python` would run.", metavar="SCRIPT")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Everything behind it is the script's.", metavar="[ARGUMENTS]..."),
+    ] = None,
+    sync: Annotated[
+        str | None,
+        _training("bsp, ssp:3, asp, local:16, ...; else the script's.", metavar="DISCIPLINE"),
+    ] = None,
+    engine: Annotated[
+        Engine | None, _training("Processes here (local) or virtual time (sim).")
+    ] = None,
+    workers: options.Workers = None,
+    cluster: options.Cluster = None,
+    emulate: Annotated[
+        str | None, _training("Least time of each worker's step: 20ms,20ms,80ms.", metavar="TIMES")
+    ] = None,
+    patience: Annotated[
+        float | None, _training("After so long a silent worker is lost.", metavar="SECONDS")
+    ] = None,
+    codec: options.Codec = None,
+    seed: Annotated[int | None, _training("Of order and times; else the script's.")] = None,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    checkpoint_every: options.CheckpointEvery = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run the log of this folder again, and compare.",
+            metavar="DIR",
+            rich_help_panel=options.FOLDER,
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Train with a script's own loop: `with ob.join() as run`."""
+    what = Script(script, tuple(arguments or ()))
+    if not script.is_file():
+        raise ConfigError(f"there is no file {script}: write offbeat run [OPTIONS] train.py")
+    given = {"codec": codec, "seed": seed, "out": out, "patience": patience}
+    given["checkpoint_every"] = checkpoint_every
+    asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if sync is not None:
+        asked["discipline"] = parse(sync)
+    if resume:
+        asked["resume"] = True
+    if replay is not None:
+        if asked or engine or workers or cluster or emulate:
+            raise ConfigError("--replay takes every setting from its folder: leave the others out")
+        with _script(what, Progress(), json):
+            found = replay_script(what, RunFolder(replay))
+        show_replay(found, replay, json)
+        return
+    sim = engine is Engine.SIM or (engine is None and cluster is not None)
+    if sim and (emulate or patience):
+        word = "emulate" if emulate else "patience"
+        raise ConfigError(
+            f"--{word} is for real workers: write it into the --cluster of --engine sim"
+        )
+    if not sim and cluster is not None:
+        raise ConfigError("--cluster is simulated: add --engine sim, or use --emulate TIMES")
+    with Progress(f"{sync or script.name}") as progress:
+        if sim:
+            place = _cluster(cluster, workers)
+            with _script(what, progress, json):
+                result = simulate_script(what, place, asked, [progress])
+        else:
+            result = _local(what, progress, workers, emulate, asked, json)
+    _show(result, script, json)
+
+
+def _cluster(text: str | None, workers: int | None) -> Cluster:
+    if text is None:
+        return Cluster.equal(4 if workers is None else workers)
+    found = Cluster.read(text)
+    if workers is not None and workers != len(found):
+        raise ConfigError(f"-n {workers}, but --cluster describes {len(found)}: leave -n out")
+    return found
+
+
+def _local(
+    script: Script,
+    progress: Progress,
+    workers: int | None,
+    emulate: str | None,
+    asked: dict[str, Any],
+    as_json: bool,
+) -> Run:
+    """Play the script here; it forks at its first batch, and only the launcher comes back."""
+    if workers is None:
+        workers = 4 if emulate is None or "," not in emulate else emulate.count(",") + 1
+    least = None if emulate is None else emulated(emulate, workers)
+    launched = Launched(at_least("workers", workers, 1), asked, least, (progress,))
+    mark = host.set(launched)
+    try:
+        with script.as_program(), _script(script, progress, as_json):
+            module = script.module()
+            sys.modules["__main__"] = module
+            try:
+                script.play(module)
+            except Finished as finished:
+                return finished.result
+            except BaseException as error:
+                launched.ended(error)
+                raise
+            launched.ended(None)
+            raise ConfigError(
+                f"{script.path} ended without a loop: write "
+                "for x, y in run.batches(dataset, batch_size=32) inside with ob.join() as run"
+            )
+    finally:
+        host.reset(mark)
+
+
+@contextmanager
+def _script(script: Script, progress: Progress, as_json: bool) -> Iterator[None]:
+    """What goes wrong in a script is told with its line; its prints stay out of the JSON."""
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            yield
+    except KeyboardInterrupt:
+        progress.end()
+        raise typer.Exit(_stopped(progress, as_json)) from None
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename} line {error.lineno}: {error.msg}") from error
+    except SystemExit as leaving:
+        progress.end()
+        code = leaving.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+        raise typer.Exit(code if isinstance(code, int) else int(code is not None)) from None
+    except Exception as error:
+        progress.end()
+        _blame(error, script, began=progress.store is not None)
+
+
+def _blame(error: Exception, script: Script, began: bool) -> NoReturn:
+    where = line_in(script.path, error)
+    if where is None:
+        raise error
+    at = f"{script.path} line {where}"
+    if isinstance(error, OffbeatError):
+        raise type(error)(f"{at}: {error}") from error
+    kind = RunError if began else ConfigError
+    raise kind(f"{at}: {described(error)}") from error
+
+
+def _show(result: Run, script: Path, as_json: bool) -> None:
+    figures = result.summary()
+    if as_json:
+        folder = result.folder and str(result.folder)
+        print_json({"script": str(script), "summary": figures.to_dict(), "folder": folder})
+        return
+    screen = console(sys.stdout)
+    kind = "simulated workers" if figures.engine == "sim" else "workers"
+    screen.print(f"{figures.discipline} on {figures.workers} {kind}, {script.name}")
+    screen.print()
+    screen.print(run_table(figures))
+    if result.folder is not None:
+        command = shlex.join(["offbeat", "run", "--replay", str(result.folder), str(script)])
+        print(f"\nkept in {result.folder}; to check it: {command}")
+
+
+def _stopped(progress: Progress, as_json: bool) -> int:
+    if progress.store is None:
+        return fail("stopped before the run began", INTERRUPTED, as_json)
+    done = share(progress.done)
+    return fail(
+        f"stopped with {done} done; a run with --out goes on with the same command and --resume",
+        INTERRUPTED,
+        as_json,
+    )

@@ -1,0 +1,250 @@
+"""What each process of a local run does: serve, work, or test."""
+
+import copy
+import os
+import resource
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from offbeat.choices import Accumulated, All, Change, Gradient, InPlace
+from offbeat.engine.keep import Keep
+from offbeat.engine.orders import Outbox, Tested, encode
+from offbeat.engine.server import Server, Watch
+from offbeat.engine.station import Habits, Make, Station
+from offbeat.engine.steward import Rhythm, Steward
+from offbeat.errors import ConfigError, RunError
+from offbeat.job import Job, Numbers
+from offbeat.link.memory import Counts, Plan, Shared
+from offbeat.log import Log
+from offbeat.pace import duration
+from offbeat.prefetch import Prefetcher, worth_it
+from offbeat.replica.evaluate import Evaluator
+from offbeat.send import ChangeSender
+from offbeat.store.checkpoint import RunFolder
+from offbeat.store.core import Store
+from offbeat.store.parameters import named_tensors
+from offbeat.store.table import Entry, Table
+from offbeat.worker import NumberWorker
+
+AHEAD = 2  # batches that a reader thread reads ahead
+
+
+@dataclass(frozen=True)
+class Local:
+    """How the local engine runs a job.
+
+    `patience` is the seconds after which a silent worker counts as lost; `threads` is for each
+    worker, by default its share of the cores; `emulate` are the least seconds of each worker's
+    step; `overlap` lets workers compute on while their last contribution is under way.
+    """
+
+    patience: float = 30.0
+    threads: int | None = None
+    emulate: tuple[float, ...] | None = None
+    overlap: bool = False
+    prefetch: bool | None = None  # read ahead in a thread; None where it pays
+
+    def __post_init__(self) -> None:
+        if not self.patience > 0:
+            raise ConfigError(f"patience must be above 0 seconds, not {self.patience!r}")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, not {self.threads!r}")
+
+    def threads_for(self, workers: int) -> int:
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, ...]:
+    """Least seconds of each worker's step, from text such as `20ms,20ms,80ms` or a list.
+
+    One value serves for all.
+    """
+    words = value.split(",") if isinstance(value, str) else list(value)
+    seconds = tuple(duration(word) for word in words)
+    return seconds * workers if len(seconds) == 1 else seconds
+
+
+class Crew:
+    """The parts of one run, made before anybody is forked, and what each process does with them."""
+
+    def __init__(
+        self,
+        job: Job,
+        local: Local,
+        folder: RunFolder | None,
+        evaluator: Evaluator | None,
+        rhythm: Rhythm,
+        memory: int | None = None,
+    ):
+        """`memory` is what another process of this run has made; this one then only works."""
+        assert isinstance(job.content, Numbers)
+        check(job, local)
+        self.job, self.local, self.folder, self.evaluator = job, local, folder, evaluator
+        self.content, self.rhythm, self.workers = job.content, rhythm, job.workers
+        self.patience: float | None = local.patience
+        self.reads_ahead = local.prefetch
+        if self.reads_ahead is None:
+            whole = job.content.accumulate == 1
+            self.reads_ahead = whole and worth_it(job.content.reader, job.batch_size)
+        self.shared = Shared(_plan(job, local), memory)
+        flats = None if memory is not None else self.shared.parameters
+        self.store: Store = job.make_store(Log(), flats, self.shared.cells)
+        self.keep = Keep(self.shared)
+        self.begin: Callable[[Store], None] = lambda store: None  # other parameters to begin with
+        if memory is None:
+            buffers = dict(job.content.model.named_buffers())
+            for name, view in self.shared.averages.views.items():
+                view.copy_(buffers[name])
+
+    @property
+    def tests(self) -> bool:
+        return self.evaluator is not None
+
+    def threads(self, number: int) -> int:
+        return self.local.threads_for(self.workers) if number >= 0 else 1
+
+    def last_checkpoint(self) -> Any:
+        return self.folder.load() if self.folder is not None else self.keep.load()
+
+    def close(self) -> None:
+        self.keep.close()
+        self.shared.arena.close()
+
+    # ------------------------------------------------------------ the server
+
+    def serve(self, orders: socket.socket, reports: socket.socket, saved: Any) -> None:
+        log = self.store.log
+        if self.folder is not None:
+            log = Log(self.folder.log_file, None if saved is None else saved[1]["session"]["log"])
+        self.store.log = log
+        ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
+        server = Server(self.store, self.shared, self.local.patience, ahead, Watch())
+        steward = Steward(server, self.folder or self.keep, self.rhythm, Outbox(reports))
+        if saved is not None:
+            steward.restore(*saved)
+        else:
+            assert self.store.parameters is not None
+            self.store.begin_again()
+            self.shared.counts[[Counts.APPLIED, Counts.GIVEN_UP]] = 0
+            self.store.parameters.begin(self.content.model)
+            self.begin(self.store)
+        steward.obey(orders)
+        try:
+            steward.run()
+        except OSError as error:
+            raise RunError(
+                f"the run could not be written down ({error.strerror}); its last checkpoint is "
+                "intact: make room and resume"
+            ) from error
+
+    # ------------------------------------------------------------ a worker
+
+    def station(self, number: int, wire: socket.socket, make: Make | None = None) -> Station:
+        """A worker's place; `make` makes another kind of worker."""
+        local = self.local
+        least = local.emulate[number] if local.emulate else 0.0
+        reader = Prefetcher(self.content.reader) if self.reads_ahead else None
+        slot = self.shared.slots[number]
+        habits = Habits(self.store.discipline, self.job.seed, least, local.overlap)
+        return Station(
+            wire, slot, habits, partial(make or self.job.make_worker, self.store, number), reader
+        )
+
+    def work(self, number: int, wire: socket.socket) -> None:
+        self.station(number, wire).run()
+
+    # ------------------------------------------------------------ the tester
+
+    def test(self, wire: socket.socket) -> None:
+        assert self.evaluator is not None
+        model = copy.deepcopy(self.content.model)
+        while wire.recv(16):
+            loss, accuracy = self.evaluator(self.tested_into(model))
+            wire.send(encode(Tested(loss, accuracy)))
+
+    @torch.no_grad()
+    def tested_into(self, model: nn.Module) -> nn.Module:
+        """Put what the server last exported into `model`."""
+        own = named_tensors(model)
+        for flat in (*self.shared.tested, self.shared.averages):
+            for name, view in flat.views.items():
+                own[name].copy_(view)
+        return model
+
+
+# ---------------------------------------------------------------- the plan of the memory
+
+
+def check(job: Job, local: Local) -> None:
+    """Refuse what cannot work, before anything is started."""
+    if local.emulate is not None and len(local.emulate) != job.workers:
+        raise ConfigError(
+            f"{len(local.emulate)} emulated speeds for {job.workers} workers: give one for each"
+        )
+    if local.overlap and not isinstance(job.discipline.send, Gradient):
+        raise ConfigError(
+            f"overlap computes on while a gradient is under way, and {job.discipline} does not "
+            "send one after every step: use bsp, ssp, asp or soft, or leave overlap out"
+        )
+    if local.overlap and job.discipline.drops:
+        raise ConfigError(
+            "overlap makes every gradient one step late, and backup workers drop what is late: "
+            "leave one of them out"
+        )
+    _check_files(job.workers)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            "CUDA is in use already, and a process that uses it cannot be forked: build the "
+            "model on the CPU before training"
+        )
+
+
+def _check_files(workers: int) -> None:
+    """The server holds what the launcher holds, and a wire to each worker."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + 4 * workers + 32  # and some for the dataset
+    if needed > allowed:
+        raise ConfigError(
+            f"{workers} workers need {needed} open files and this process may have {allowed}: "
+            f"run 'ulimit -n {needed}' before, or use fewer workers"
+        )
+
+
+def _plan(job: Job, local: Local) -> Plan:
+    """What lies in shared memory, and whether parameters can be read where the store has them."""
+    parameters = job.make_parameters()
+    assert parameters is not None
+    discipline = job.discipline.for_workers(job.workers)
+    send, gather = discipline.send, discipline.gather
+    averaged = [entry for entry in parameters.buffers if entry.policy == "averaged"]
+    incoming = outgoing = 2 if local.overlap else 1
+    lock_step = isinstance(gather, All) and not gather.backup
+    if not local.overlap and isinstance(send, Gradient | Accumulated):
+        # Nothing is written before everyone who reads has sent what came of it.
+        alone = job.workers == 1
+        fresh = isinstance(send, Gradient) or send.fetch == send.push
+        if (lock_step or alone) and fresh:
+            incoming = 0
+    if isinstance(send, InPlace):
+        incoming = outgoing = 0
+    return Plan(
+        parameters.tables, Table.of(averaged), _updater_table(job), job.workers, incoming, outgoing
+    )
+
+
+def _updater_table(job: Job) -> Table:
+    """The local optimiser's state where the workers average it, learnt from one step."""
+    send = job.discipline.send
+    if not isinstance(send, Change) or send.state != "average":
+        return Table.of([])
+    worker = job.make_worker(job.make_store(Log()), 0, 1)
+    assert isinstance(worker, NumberWorker)
+    assert isinstance(worker.sender, ChangeSender)
+    state = worker.sender.learn_state()
+    return Table.of([Entry(k, tuple(t.shape), t.dtype, "averaged") for k, t in state.items()])

@@ -1,0 +1,383 @@
+"""The local engine: a launcher that starts server, workers and tester, and mends what dies."""
+
+import copy
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from offbeat.engine import orders
+from offbeat.engine.crew import Crew
+from offbeat.engine.orders import (
+    TESTER,
+    Done,
+    Frozen,
+    Halt,
+    Inbox,
+    Lines,
+    Mark,
+    Reports,
+    Wire,
+    send_order,
+)
+from offbeat.engine.process import Child, Inside, LastWords, branch, fork
+from offbeat.errors import RunError
+from offbeat.kept import Kept, Saved
+from offbeat.log import Admitted, Evaluated, Listener, Updated, decode
+from offbeat.report.summary import Tally
+from offbeat.run import Interrupted, Run
+
+RESTARTS = 3  # deaths in a row, without any work between them, that a process is forgiven
+SERVER = -2
+
+
+class Launcher:
+    """Runs a crew: it waits for what happens, restarts the dead, and passes records on.
+
+    The order of things: the server first, then everybody else with one end of a wire, whose other
+    end is handed to the server. Nobody keeps an end that is not his, so that a death is noticed
+    at once by whoever talks to the dead.
+    """
+
+    def __init__(self, crew: Crew, tally: Tally, listeners: Sequence[Listener]):
+        self.crew, self.tally, self.listeners = crew, tally, listeners
+        self.kept = tally.copy()  # the figures as of the last checkpoint
+        self.marked = (-1, self.kept)  # a version, and the figures as of its checkpoint
+        self.children: dict[int, Child] = {}
+        self.failures: dict[int, int] = {}
+        self.selector = selectors.DefaultSelector()
+        self.orders: socket.socket | None = None
+        self.inbox: Inbox | None = None
+        self.done: Done | None = None
+        self.ended = 0.0
+        self.asked_to_stop = False
+        self.branches = False  # whether workers go on from where they are forked, as scripts do
+        self.inside: Inside | None = None  # in such a worker's process
+
+    def run(self, saved: Saved | None) -> Done:
+        """Train to the end, or until Ctrl-C."""
+        try:
+            with self._interruptible():
+                self._start(saved)
+                while self.done is None or self._somebody_left():
+                    if not self._turn():
+                        self._restart_all()
+            assert self.done is not None
+            return self.done
+        finally:
+            if self.inside is None:
+                self._end_all()
+
+    # ------------------------------------------------------------ starting
+
+    def _start(self, saved: Saved | None) -> None:
+        self.orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        mine, reports = socket.socketpair()
+        self.inbox = Inbox(mine)
+        self.selector.register(mine, selectors.EVENT_READ, None)
+        mine_too = self.orders
+
+        def serve() -> None:
+            mine.close()
+            mine_too.close()
+            self.crew.serve(orders, reports, saved)
+
+        with orders, reports:
+            self._fork(SERVER, serve)
+        for number in range(self.crew.workers):
+            self._start_one(number)
+        if self.crew.tests:
+            self._start_one(TESTER)
+        if self.asked_to_stop:  # the order went to a server that was killed
+            self._halt()
+
+    def _start_one(self, number: int) -> None:
+        theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def main() -> None:
+            theirs.close()
+            self._forget_my_ends()
+            if number == TESTER:
+                self.crew.test(mine)
+            else:
+                self.crew.work(number, mine)
+
+        with theirs:
+            if self.branches and number >= 0:
+                self._branch(number, theirs, mine)
+            else:
+                with mine:
+                    self._fork(number, main)
+            assert self.orders is not None
+            with suppress(OSError):  # if the server has died meanwhile, its handle will tell
+                send_order(self.orders, Wire(number), theirs)
+
+    def _branch(self, number: int, theirs: socket.socket, mine: socket.socket) -> None:
+        """Fork a worker that leaves the launcher from here, by an exception, and goes on."""
+        with _startable(number):
+            child, inside = branch(_name(number))
+        if child is not None:
+            mine.close()
+            self._watch(number, child)
+            return
+        self.inside = inside
+        theirs.close()
+        self._forget_my_ends()
+        for other in self.children.values():
+            other.forget()
+        self.selector.close()
+        assert inside is not None
+        raise InWorker(number, mine, inside)
+
+    def _fork(self, number: int, main: Callable[[], None]) -> None:
+        with _startable(number):
+            child = fork(_name(number), main, self.crew.threads(number))
+        self._watch(number, child)
+
+    def _watch(self, number: int, child: Child) -> None:
+        self.children[number] = child
+        self.selector.register(child.handle, selectors.EVENT_READ, number)
+
+    def _forget_my_ends(self) -> None:
+        """In a child: close what only the launcher should hold."""
+        assert self.orders is not None
+        assert self.inbox is not None
+        self.orders.close()
+        self.inbox.wire.close()
+
+    # ------------------------------------------------------------ what happens
+
+    def _turn(self) -> bool:
+        """Deal with the next things that happen; False when the server has been killed."""
+        for key, _ in self.selector.select(self._patience_left()):
+            if key.data is None:
+                self._read()
+            elif not self._gone(key.data):
+                return False
+        if self._patience_left() == 0.0:
+            self._kill_all()
+        if self.done is None and not any(number >= 0 for number in self.children):
+            self._halt()  # every script has left its loop before the end
+        return True
+
+    def _read(self) -> None:
+        assert self.inbox is not None
+        for report in self.inbox.take():
+            self._hear(report)
+
+    def _read_all(self) -> None:
+        """The server is gone, but its last reports may still lie there."""
+        assert self.inbox is not None
+        while not self.inbox.ended:
+            self._read()
+
+    def _hear(self, report: Reports) -> None:
+        if isinstance(report, Lines):
+            for record in decode(report.lines):
+                if isinstance(record, Updated):
+                    for part in record.parts:
+                        self.failures[part.worker] = 0
+                elif isinstance(record, Admitted):
+                    self.failures[record.worker] = 0
+                elif isinstance(record, Evaluated):
+                    self.failures[TESTER] = 0
+                for listener in (self.tally, *self.listeners):
+                    listener.see(record)
+        elif isinstance(report, Mark):
+            self.marked = (report.version, self.tally.copy())
+        elif isinstance(report, orders.Saved):
+            self.kept = self.marked[1]
+            self.failures[SERVER] = 0
+        elif isinstance(report, Frozen):
+            if report.number in self.children:
+                self.children[report.number].kill()
+        else:
+            self.done = report
+            self.ended = time.monotonic()
+
+    def _gone(self, number: int) -> bool:
+        """A child is gone: what it said last, and whether it can be started again."""
+        child = self.children.pop(number)
+        self.selector.unregister(child.handle)
+        words = child.reap()
+        if number == SERVER:
+            self._read_all()
+        if self.done is not None or child.status == 0:
+            if words is not None and number >= 0:  # a script that failed after its loop
+                raise _failed(number, words)
+            return number != SERVER or self.done is not None
+        if words is not None and words.ours:
+            raise RunError(words.message)
+        self.failures[number] = self.failures.get(number, 0) + 1
+        if self.failures[number] > RESTARTS or (words is not None and number == SERVER):
+            raise _failed(number, words, child.status)
+        if number == SERVER:
+            return False
+        self._start_one(number)
+        return True
+
+    def _restart_all(self) -> None:
+        """The server was killed: go back to the last checkpoint, with everybody new.
+
+        What was applied since then is given up, and the log is cut to match.
+        """
+        self._kill_all()
+        self._reap_all()
+        self._close_ends()
+        saved = self.crew.last_checkpoint()
+        version, figures = self.marked
+        if saved is not None and saved[1]["store"]["version"] == version:
+            self.kept = figures  # it was killed after saving and before it could say so
+        self.tally.__dict__.update(self.kept.copy().__dict__)
+        self._start(saved)
+
+    # ------------------------------------------------------------ the end
+
+    def _somebody_left(self) -> bool:
+        return bool(self.children)
+
+    def _patience_left(self) -> float | None:
+        """When the run is over, whoever does not leave is sent away after `patience`."""
+        if self.done is None or self.crew.patience is None:
+            return None
+        return max(0.0, self.ended + self.crew.patience - time.monotonic())
+
+    def _kill_all(self) -> None:
+        for child in self.children.values():
+            child.kill()
+
+    def _reap_all(self) -> None:
+        for child in self.children.values():
+            self.selector.unregister(child.handle)
+            child.reap()
+        self.children.clear()
+
+    def _close_ends(self) -> None:
+        if self.inbox is not None and self.orders is not None:
+            self.selector.unregister(self.inbox.wire)
+            self.inbox.wire.close()
+            self.orders.close()
+        self.inbox = self.orders = None
+
+    def _end_all(self) -> None:
+        self._kill_all()
+        self._reap_all()
+        self._close_ends()
+        self.selector.close()
+
+    def _halt(self) -> None:
+        if self.orders is not None:
+            with suppress(OSError):  # a server that died meanwhile is told again when it is back
+                send_order(self.orders, Halt())
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """The first Ctrl-C asks the server to save and stop, the second stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def ask(number: int, frame: Any) -> None:
+            self.asked_to_stop = True
+            signal.signal(signal.SIGINT, before)
+            self._halt()
+
+        signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            if self.inside is None:
+                signal.signal(signal.SIGINT, before)
+
+
+class InWorker(BaseException):
+    """Takes a forked worker out of the launcher's frames; it goes on where a script was."""
+
+    def __init__(self, number: int, wire: socket.socket, inside: Inside):
+        super().__init__(number)
+        self.number, self.wire, self.inside = number, wire, inside
+
+
+def run_local(
+    crew: Crew, kept: Kept, tally: Tally, listeners: Sequence[Listener], branches: bool = False
+) -> Run:
+    """Train with real processes; raises Interrupted, with the run so far, after a Ctrl-C.
+
+    With `branches` each worker leaves from here by an InWorker, to go on with a script.
+    """
+    job = crew.job
+    for listener in listeners:
+        listener.begin(crew.shared, job.samples * job.epochs)
+    launcher = Launcher(crew, tally, listeners)
+    launcher.branches = branches
+    try:
+        done = launcher.run(kept.saved)
+    finally:
+        if launcher.inside is None:
+            for listener in listeners:
+                listener.end()
+            crew.close()
+    words = done.words.values()
+    memory = {"store": done.memory}
+    for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
+        memory[name] = int(max((word.get(key, 0.0) for word in words), default=0.0))
+    kinds = ("input_queue", "reading_hidden", "exchange_hidden")
+    told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
+    overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
+    name = str(job.discipline)
+    summary = tally.summary(name, "local", done.ledger, memory, done.hash, overlap)
+    model = crew.tested_into(copy.deepcopy(crew.content.model))
+    run = kept.write(model, tally.history, summary)
+    if not done.finished:
+        raise Interrupted(run)
+    return run
+
+
+def _failed(number: int, words: LastWords | None, status: int | None = None) -> RunError:
+    """In words: who failed, of what, and what to do."""
+    who = _who(number)
+    if words is not None:
+        return RunError(f"{who} failed: {words.message}{_where(words.trace)}")
+    how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else "ended"
+    memory = "; if the machine ran out of memory, use fewer workers or smaller batches"
+    return RunError(f"{who} {how} {RESTARTS + 1} times in a row without any work{memory}")
+
+
+@contextmanager
+def _startable(number: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{_who(number)} could not be started ({error.strerror}): use fewer workers, or "
+            "raise the limits on processes and memory (ulimit -a shows them)"
+        ) from error
+
+
+def _name(number: int) -> str:
+    """What `ps` and `top` show."""
+    return {SERVER: "offbeat server", TESTER: "offbeat tester"}.get(number, f"offbeat {number}")
+
+
+def _who(number: int) -> str:
+    return {SERVER: "the server", TESTER: "the test process"}.get(number, f"worker {number}")
+
+
+def _where(trace: str) -> str:
+    """The last line of a traceback that is not in this package or in torch."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    found = ""
+    for line in trace.splitlines():
+        line = line.strip()
+        if line.startswith('File "') and here not in line and "site-packages" not in line:
+            found = line
+    if not found:
+        return ""
+    file, _, rest = found.removeprefix('File "').partition('", line ')
+    return f" ({file} line {rest.partition(',')[0]})"

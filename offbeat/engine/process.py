@@ -1,0 +1,160 @@
+"""Child processes that never outlive their parent, and that leave last words when they fail."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from offbeat.errors import OffbeatError
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_MOST = 60_000  # bytes of last words: what a pipe takes without a reader
+
+
+class LastWords(msgspec.Struct):
+    """Why a child ended itself; `ours` marks an error that offbeat raised on purpose."""
+
+    message: str
+    trace: str = ""
+    ours: bool = False
+
+
+class Child:
+    """A forked process, with a handle that becomes readable when it is gone."""
+
+    def __init__(self, pid: int, words: int):
+        self.pid, self.words = pid, words
+        self.handle = os.pidfd_open(pid)
+        self.status: int | None = None  # as `os.waitstatus_to_exitcode` has it, once it is gone
+
+    def kill(self) -> None:
+        if self.status is None:
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    def forget(self) -> None:
+        """Close the handles; the process is another's to watch."""
+        os.close(self.handle)
+        os.close(self.words)
+
+    def reap(self) -> LastWords | None:
+        """Wait for its end and read what it left; None if it was killed or ended well."""
+        if self.status is not None:
+            return None
+        _, status = os.waitpid(self.pid, 0)
+        self.status = os.waitstatus_to_exitcode(status)
+        os.close(self.handle)
+        os.set_blocking(self.words, False)  # a grandchild may still hold the other end
+        with os.fdopen(self.words, "rb") as pipe:
+            left = pipe.read()
+        return msgspec.json.decode(left, type=LastWords) if left else None
+
+
+def fork(name: str, main: Callable[[], None], threads: int = 1) -> Child:
+    """Run `main` in a child that dies with its parent and does not hear Ctrl-C.
+
+    `name`, of at most 15 letters, is what `ps` and `top` show.
+
+    Forked, so that models, losses and datasets from a notebook or with lambdas need no pickling.
+    """
+    child, inside = branch(name)
+    if inside is None:
+        assert child is not None
+        return child
+    inside.finish(lambda: in_fresh_thread(main, threads))
+
+
+def branch(name: str) -> tuple[Child | None, "Inside | None"]:
+    """Fork here: the parent gets a Child, the child goes on from this line with an Inside."""
+    read, write = os.pipe()
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Threads of the parent are not there in the child, and it never waits for one of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(read)
+            os.close(write)
+            raise
+    if pid:
+        os.close(write)
+        return Child(pid, read), None
+    os.close(read)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_NAME, name.encode()[:15])
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    return None, Inside(write)
+
+
+class Inside:
+    """What a forked child knows of itself."""
+
+    def __init__(self, words: int):
+        self.words = words
+
+    def finish(self, main: Callable[[], None]) -> NoReturn:
+        """Run `main` and end this process, whatever happens; a failure is told to the parent."""
+        status = 1
+        try:
+            main()
+            status = 0
+        except BaseException as error:
+            self.tell(error)
+        finally:
+            self.leave(status)
+
+    def tell(self, error: BaseException) -> None:
+        """Leave last words for the parent."""
+        trace = "".join(traceback.format_exception(error))
+        name = "" if isinstance(error, OffbeatError) else f"{type(error).__name__}: "
+        words = LastWords(f"{name}{error}"[:2000], trace[-20_000:], isinstance(error, OffbeatError))
+        left = msgspec.json.encode(words)
+        if len(left) > _MOST:
+            words.trace = ""
+            left = msgspec.json.encode(words)
+        os.write(self.words, left)
+
+    def leave(self, status: int) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue  # a closed terminal is no reason to stay
+        os._exit(status)
+
+
+def in_fresh_thread(main: Callable[[], None], threads: int) -> None:
+    """Run `main` in a new thread that computes with `threads` threads.
+
+    OpenMP keeps one pool of helpers per thread, and a forked main thread remembers a pool whose
+    threads were not forked with it; waiting for them would be waiting for ever.
+    """
+    failed: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            torch.set_num_threads(threads)
+            main()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=body, name="offbeat")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]

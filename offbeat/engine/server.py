@@ -1,0 +1,339 @@
+"""The server process: packets in, the store's answers out, parameters written by nobody else."""
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from offbeat.board import Row, State
+from offbeat.contribution import Contribution, Verdict
+from offbeat.errors import RunError
+from offbeat.lease import Lease
+from offbeat.link.memory import Counts, Shared
+from offbeat.link.messages import (
+    LARGEST,
+    Again,
+    Ask,
+    Bye,
+    Go,
+    Join,
+    Leased,
+    Message,
+    Pull,
+    Push,
+    Rest,
+    Stop,
+    Took,
+    Wake,
+    Welcome,
+    encode,
+    to_store,
+)
+from offbeat.store.core import Store
+from offbeat.store.table import Flat
+
+FROZEN = 3  # times patience that a silent worker may take to wake before it is replaced
+IN_VAIN = 3  # times in a row that one may be given up without a contribution between them
+
+
+class Watch:
+    """The run's clock: it stands at `start` until everybody is there."""
+
+    def __init__(self, start: float = 0.0):
+        self.start = start
+        self.since: float | None = None
+
+    def __call__(self) -> float:
+        return self.start + (0.0 if self.since is None else time.monotonic() - self.since)
+
+    def go(self) -> None:
+        if self.since is None:
+            self.since = time.monotonic()
+
+
+class Server:
+    """Serves the workers of one machine, one packet at a time, until every sample is done."""
+
+    def __init__(self, store: Store, shared: Shared, patience: float, ahead: int, clock: Watch):
+        self.store, self.shared, self.patience = store, shared, patience
+        self.ahead, self.clock = ahead, clock  # leases that a worker has beside the one in hand
+        self.wires: dict[int, socket.socket] = {}
+        self.selector = selectors.DefaultSelector()
+        self.ready: deque[int] = deque()
+        self.held_since: dict[int, float] = {}
+        self.computed: dict[int, list[Lease]] = {}  # steps to be told with the next pull
+        self.unpushed = [0] * len(shared.slots)  # leases each has told of and not yet pushed
+        self.pulls = [0] * len(shared.slots)
+        self.deadline: dict[int, float] = {}  # workers whose turn it is, and until when
+        self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
+        self.in_vain = [0] * len(shared.slots)  # times each was given up since it contributed
+        self.met: set[int] = set()  # workers that have joined at least once
+        self.words: dict[int, dict[str, float]] = {}  # what each said at the end
+        self.statistics = [Flat(shared.plan.statistics) for _ in shared.slots]
+        self.silent: Callable[[int], None] = lambda number: None  # told when one is frozen
+        self.handlers: dict[type[Message], Callable[..., None]] = {
+            Push: self._push,
+            Pull: self._pull,
+            Ask: self._ask,
+            Rest: self._rest,
+        }
+
+    # ------------------------------------------------------------ the loop
+
+    def connect(self, number: int, wire: socket.socket) -> None:
+        """A worker's wire; a new one takes the place of one that is dead."""
+        self.disconnect(number)
+        self.wires[number] = wire
+        self.selector.register(wire, selectors.EVENT_READ, number)
+        self._expect(number)
+
+    def disconnect(self, number: int) -> None:
+        old = self.wires.pop(number, None)
+        if old is not None:
+            self.selector.unregister(old)
+            old.close()
+        self.deadline.pop(number, None)
+        self.frozen.pop(number, None)
+
+    def turn(self, timeout: float | None) -> None:
+        """Wait for packets, or for patience or `timeout` to run out; deal with what came."""
+        before = time.monotonic()
+        left = self._patience_left(before)
+        if left is not None:
+            timeout = left if timeout is None else min(timeout, left)
+        for key, _ in self.selector.select(timeout):
+            if callable(key.data):
+                key.data()
+            elif self.wires.get(key.data) is key.fileobj:
+                self._receive(key.data)
+            self._drain()
+        # Judged by the time before waiting: what came meanwhile has been read above.
+        self._give_up_the_silent(before)
+        self._drain()
+
+    def stop(self, until: float) -> None:
+        """Tell everyone that it is over, and hear their last words until `until`."""
+        over = Stop(self.store.finished)
+        self.deadline.clear()
+        for number in list(self.wires):
+            self._send(number, over)
+        while self.wires and time.monotonic() < until:
+            for key, _ in self.selector.select(max(0.0, until - time.monotonic())):
+                if callable(key.data):
+                    key.data()
+                    for number in self.deadline:  # one that was started a moment ago
+                        self._send(number, over)
+                    self.deadline.clear()
+                elif self.wires.get(key.data) is key.fileobj:
+                    self._receive(key.data, over=True)
+
+    def _receive(self, number: int, over: bool = False) -> None:
+        try:
+            packet = self.wires[number].recv(LARGEST)
+        except ConnectionError:
+            packet = b""
+        if not packet:  # the process is gone: no need to wait for patience to run out
+            self.disconnect(number)
+            if not over:
+                self._lose(number)
+            return
+        message = to_store(packet)
+        if isinstance(message, Bye):
+            self.words[number] = message.figures
+            self.disconnect(number)
+        elif not over:
+            self.deadline.pop(number, None)
+            self.frozen.pop(number, None)
+            self._handle(number, message)
+
+    def _handle(self, number: int, message: Message) -> None:
+        if isinstance(message, Join):
+            self._join(number)
+        elif self.store.cells.item(Row.STATE, number) in (State.LOST, State.ABSENT):
+            if isinstance(message, Push):
+                part = message.part
+                self.store.refuse(number, part.incarnation, part.sequence, self.clock())
+            self._send(number, Again())
+            self._expect(number)
+        else:
+            self.handlers[type(message)](number, message)
+
+    # ------------------------------------------------------------ the path of a gradient
+
+    def _join(self, number: int) -> None:
+        self._keep_gathered(number)
+        while number in self.ready:  # an earlier incarnation's turn, before everybody was there
+            self.ready.remove(number)
+        incarnation = self.store.join(number, self.clock())
+        self.met.add(number)
+        self.unpushed[number] = 0
+        self._send(number, Welcome(incarnation))
+        self._board_moved()
+        self._expect(number)
+        self._wake_resting()
+
+    def _push(self, number: int, message: Push) -> None:
+        slot, part = self.shared.slots[number], message.part
+        statistics = self.statistics[number]
+        if statistics.views and not part.skipped:
+            statistics.copy_(slot.statistics)
+        contribution = Contribution(
+            part,
+            slot.outgoing[message.place] if message.place >= 0 else None,
+            None,
+            frozenset(message.absent),
+            statistics.views,
+            {name: view.clone() for name, view in slot.updater.views.items()},
+        )
+        self.unpushed[number] = 0
+        verdict = self.store.push(contribution, self.clock())
+        counts = self.shared.counts
+        counts[Counts.APPLIED] = self.store.applied
+        counts[Counts.VERSION] = self.store.version
+        if verdict is Verdict.DROPPED or part.skipped:
+            counts[Counts.GIVEN_UP] = self.store.given_up
+        if verdict is Verdict.REFUSED:
+            self._send(number, Again())
+            self._expect(number)
+            return
+        self.in_vain[number] = 0
+        if message.pull:
+            self.unpushed[number] = len(message.ahead)
+            self._want(number, message.ahead)
+        else:
+            self._send(number, Took(self._top_up(number)))
+            self._expect(number)
+            self._board_moved()
+
+    def _pull(self, number: int, message: Pull) -> None:
+        self.unpushed[number] += len(message.computed)
+        if message.waits:
+            self._want(number, message.computed)
+        else:
+            self.computed[number] = message.computed
+            self.ready.append(number)
+
+    def _ask(self, number: int, message: Ask) -> None:
+        self._send(number, Leased(self._top_up(number, at_least=1)))
+        self._expect(number)
+
+    def _rest(self, number: int, message: Rest) -> None:
+        self.store.rest(number, self.clock(), message.wait, message.communication)
+        self._board_moved()
+        self._wake_resting()
+
+    def _want(self, number: int, computed: list[Lease]) -> None:
+        self.computed[number] = computed
+        self.held_since[number] = self.clock()
+        self.ready.extend(self.store.hold(number))
+
+    def _drain(self) -> None:
+        if len(self.met) < len(self.shared.slots):
+            return  # the first step begins when everybody is there
+        self.clock.go()
+        while self.ready:
+            self._grant(self.ready.popleft())
+
+    def _grant(self, number: int) -> None:
+        """The one copy of a pull: the worker uses that place for nothing else meanwhile."""
+        if number not in self.wires or self.store.lost(number):
+            return
+        now = self.clock()
+        snapshot = self.store.pull(number, now, self.computed.pop(number, []))
+        slot = self.shared.slots[number]
+        place = self.pulls[number] % len(slot.incoming)
+        self.pulls[number] += 1
+        assert snapshot.parameters is not None
+        for mine, theirs in zip(slot.incoming[place], snapshot.parameters, strict=True):
+            if mine is not theirs:
+                mine.copy_(theirs)
+        for name, tensor in snapshot.updater.items():
+            slot.updater.views[name].copy_(tensor)
+        waited = now - self.held_since.pop(number, now)
+        leases = self._top_up(number, snapshot.steps)
+        self._send(
+            number,
+            Go(
+                snapshot.version,
+                snapshot.steps,
+                snapshot.epoch,
+                leases,
+                waited,
+                place,
+                bool(snapshot.updater),
+            ),
+        )
+        self._expect(number)
+
+    def _top_up(self, number: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
+        """Leases for `steps` steps and some ahead, less what the worker still has."""
+        has = len(self.store.leases.held.get(number, ())) - self.unpushed[number]
+        found = []
+        for _ in range(max(at_least, steps + self.ahead - has)):
+            lease = self.store.lease(number)
+            if lease is None:
+                break
+            found.append(lease)
+        return found
+
+    def _board_moved(self) -> None:
+        self.ready.extend(self.store.released())
+
+    # ------------------------------------------------------------ the silent and the dead
+
+    def _expect(self, number: int) -> None:
+        """It is the worker's turn; after `patience` without a word it counts as lost."""
+        self.deadline[number] = time.monotonic() + self.patience
+
+    def _patience_left(self, now: float) -> float | None:
+        ends = [*self.deadline.values(), *self.frozen.values()]
+        return max(0.0, min(ends) - now) if ends else None
+
+    def _give_up_the_silent(self, now: float) -> None:
+        for number in [n for n, at in self.deadline.items() if at <= now]:
+            del self.deadline[number]
+            self.frozen[number] = now + FROZEN * self.patience
+            self._count_in_vain(number)
+            self._lose(number)
+        for number in [n for n, at in self.frozen.items() if at <= now]:
+            del self.frozen[number]
+            self.silent(number)
+
+    def _count_in_vain(self, number: int) -> None:
+        """One that is given up before every contribution would go on like that for ever."""
+        if self.store.cells.item(Row.STATE, number) != State.ACTIVE:
+            return
+        self.in_vain[number] += 1
+        if self.in_vain[number] >= IN_VAIN:
+            raise RunError(
+                f"worker {number} was silent for longer than patience ({self.patience:g} s) "
+                f"{IN_VAIN} times in a row before it could contribute: if its steps take that "
+                "long, pass a larger patience; if not, look for what holds it up"
+            )
+
+    def _lose(self, number: int) -> None:
+        self.met.add(number)  # nobody waits for one that died before it joined
+        if self.store.cells.item(Row.STATE, number) in (State.ACTIVE, State.RESTING):
+            self._keep_gathered(number)
+            self.store.lose(number, self.clock())
+            self._board_moved()
+            self._wake_resting()
+
+    def _keep_gathered(self, number: int) -> None:
+        """What waits in an unfinished round is copied: a next incarnation will use the slot."""
+        for one in self.store.gathered:
+            if one.part.worker == number:
+                one.keep()
+
+    def _wake_resting(self) -> None:
+        for number in self.store.wake():
+            self._send(number, Wake())
+            self._expect(number)
+
+    def _send(self, number: int, message: Message) -> None:
+        wire = self.wires.get(number)
+        if wire is not None:
+            with suppress(OSError):  # its death shows when its wire is read
+                wire.send(encode(message))

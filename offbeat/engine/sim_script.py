@@ -1,0 +1,385 @@
+"""A script under virtual time: a thread for each worker, of which exactly one runs at a time."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from offbeat.choices import InPlace
+from offbeat.cluster import Cluster
+from offbeat.data import Reader, mix
+from offbeat.engine.sim import Simulation
+from offbeat.engine.sim_state import meta_of, restore, tensors_of
+from offbeat.errors import ConfigError, RunError
+from offbeat.job import Job, Place
+from offbeat.kept import Kept
+from offbeat.lease import Lease
+from offbeat.log import Listener
+from offbeat.replay import Replay, follow
+from offbeat.report.summary import Tally
+from offbeat.run import Run
+from offbeat.script import Script, Settings, Wanted, host, reseed, script_worker
+from offbeat.send import HOGWILD
+from offbeat.session import Session, fixed_arithmetic
+from offbeat.setup import first_difference
+from offbeat.store.checkpoint import RunFolder
+from offbeat.store.core import Store
+from offbeat.worker import NumberWorker, Worker
+
+
+class Ended(BaseException):
+    """Takes a thread out of its script when its worker is gone; users catch Exception at most."""
+
+
+# ---------------------------------------------------------------- one worker's thread
+
+
+class Player:
+    """A worker's script in a thread of its own; it is this worker's host and seat.
+
+    The thread runs from `turn` until it hands back, and the one who called `turn` waits for that.
+    """
+
+    def __init__(self, script: Script, rank: int, workers: int, asked: Mapping[str, Any]):
+        self.script, self.rank, self.workers, self.asked = script, rank, workers, asked
+        self.module = script.module()
+        self.wanted: Wanted | None = None
+        self.reader: Reader | None = None
+        self.worker: Worker | None = None
+        self.loss: float | None = None
+        self.lease: Lease | None = None  # what it is handed next
+        self.ending = self.running = self.finished = False
+        self.error: BaseException | None = None
+        self.memory = _Memory()
+        self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
+        self.thread = threading.Thread(target=self._play, name=f"worker {rank}", daemon=True)
+        self.thread.start()
+
+    # ------------------------------------------------------------ from outside the thread
+
+    def turn(self, lease: Lease | None = None) -> None:
+        """Let the script run until it hands back or ends; raises what it raised."""
+        self.lease = lease
+        self.running = True
+        self.go.release()
+        self.back.acquire()
+        self.running = False
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def end(self) -> None:
+        """Take the thread out of its script, wherever that stands."""
+        if self.running:  # Ctrl-C came while it computed
+            self.back.acquire()
+            self.running = False
+        self.ending = True
+        while not self.finished:
+            self.go.release()
+            self.back.acquire()
+        self.thread.join()
+
+    # ------------------------------------------------------------ in the thread
+
+    def _play(self) -> None:
+        self.go.acquire()
+        try:
+            if not self.ending:
+                host.set(self)
+                torch.set_num_threads(torch.get_num_threads())
+                self.script.play(self.module)
+        except Ended:
+            pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.finished = True
+            self.back.release()
+
+    def _hand_back(self) -> Lease | None:
+        self.back.release()
+        self.go.acquire()
+        if self.ending:
+            raise Ended
+        return self.lease
+
+    def settle(self, defaults: Settings) -> Settings:
+        return replace(defaults, **self.asked)
+
+    def seat(self, wanted: Wanted) -> "Player":
+        if self.wanted is not None:
+            raise ConfigError("a script joins one run: use one ob.join() and one loop")
+        self.wanted = wanted
+        settings = wanted.settings
+        self.reader = Reader(wanted.data, settings.seed, wanted.shuffle, wanted.collate)
+        self.lease = self._hand_back()
+        return self
+
+    def next(self) -> Lease | None:
+        return self.lease
+
+    def batch(self, lease: Lease) -> Any:
+        assert self.reader is not None
+        assert self.wanted is not None
+        reseed(self.wanted.settings.seed, lease)
+        return self.reader.read(lease)
+
+    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+        self.loss = loss
+        return self._hand_back()
+
+    def left(self, error: BaseException | None) -> None:
+        return
+
+    @property
+    def version(self) -> int:
+        return 0 if self.worker is None else self.worker.base
+
+
+class _Memory:
+    """A thread's random numbers, as they were when it last handed back."""
+
+    def __init__(self) -> None:
+        self.keep()
+
+    def keep(self) -> None:
+        self.torch = torch.get_rng_state()
+        self.python, self.numpy = random.getstate(), np.random.get_state()
+
+    def recall(self) -> None:
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+class ScriptWorker(NumberWorker):
+    """A worker of which a script computes the gradients, one lease at a turn."""
+
+    def __init__(self, made: NumberWorker, compute: Callable[[Lease], float | None]):
+        super().__init__(
+            made.number, made.incarnation, made.sender, made.buffers, made.skip_nonfinite
+        )
+        self.compute = compute
+        self.restored = False
+
+    def catch_up(self) -> list[Lease]:
+        computed, self.todo = self.todo, []
+        for lease in computed:
+            self.sender.begin()
+            if self.restored:  # a script begins without gradients
+                self.sender.replica.model.zero_grad()
+                self.restored = False
+            self.finish(lease, self.compute(lease))
+        return computed
+
+    def load(self, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+        super().load(tensors, meta)
+        self.restored = True
+
+
+# ---------------------------------------------------------------- all of them
+
+
+class Stage:
+    """The threads of one run; whoever is on it has the random numbers and `__main__`."""
+
+    def __init__(self, script: Script, workers: int, asked: Mapping[str, Any]):
+        self.script, self.workers, self.asked = script, workers, asked
+        self.players: dict[int, Player] = {}
+        self.on: Player | None = None  # who ran last
+        self.first: Player | None = None
+        self.described: dict[str, Any] = {}
+        self.around = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.around.enter_context(fixed_arithmetic())
+        self.around.enter_context(self.script.as_program())
+        self.start = _Memory()
+        reseed(mix(self.asked.get("seed", 0), 4), Lease(0, 0, 0))
+        self.start.keep()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for player in self.players.values():
+            player.end()
+        self.around.close()
+
+    def open(self) -> tuple[Wanted, "StagedJob"]:
+        """Let the first thread run up to its first batch: there everything is known."""
+        self.first = self._begin(0)
+        assert self.first.wanted is not None
+        wanted = self.first.wanted
+        job = wanted.job()
+        if isinstance(job.discipline.send, InPlace):
+            raise ConfigError(HOGWILD)
+        self.described = wanted.described(job)
+        return wanted, StagedJob.of(job, self)
+
+    def _begin(self, number: int) -> Player:
+        """A new thread, as far as its first batch; every worker begins with the same numbers."""
+        if self.on is not None:
+            self.on.memory.keep()
+            self.on = None
+        if number in self.players:
+            self.players[number].end()
+        self.start.recall()
+        player = self.players[number] = Player(self.script, number, self.workers, self.asked)
+        self._turn(player)
+        if player.wanted is None:
+            raise ConfigError(
+                f"{self.script.path} ended without a loop: write "
+                "for x, y in run.batches(dataset, batch_size=32) inside with ob.join() as run"
+            )
+        return player
+
+    def _turn(self, player: Player, lease: Lease | None = None) -> None:
+        if self.on is not player:
+            if self.on is not None:
+                self.on.memory.keep()
+            player.memory.recall()
+            sys.modules["__main__"] = player.module
+            self.on = player
+        player.turn(lease)
+
+    def make_worker(self, job: Job, store: Store, number: int, incarnation: int) -> ScriptWorker:
+        """A worker with a thread that has just begun."""
+        player = self.first if number == 0 and self.first is not None else self._begin(number)
+        self.first = None if number == 0 else self.first
+        assert player.wanted is not None
+        self._compare(number, player.wanted)
+        place = Place(reader=player.reader, model=player.wanted.model)
+        made = script_worker(job, store, number, incarnation, place)
+
+        def compute(lease: Lease) -> float | None:
+            self._turn(player, lease)
+            if player.finished:
+                raise RunError(
+                    f"worker {number} left its loop at version {player.version} with samples to "
+                    "go: let batches run to its end, or give it fewer epochs"
+                )
+            return player.loss
+
+        player.worker = worker = ScriptWorker(made, compute)
+        return worker
+
+    def _compare(self, number: int, wanted: Wanted) -> None:
+        """Every thread has to make the same model and settings."""
+        difference = first_difference(self.described, wanted.sketch())
+        if difference is not None:
+            raise ConfigError(
+                f"the script is not the same for worker {number}: {difference}; before the loop "
+                "nothing may depend on run.rank or on chance"
+            )
+
+    def finish(self, store: Store, there: Sequence[int]) -> None:
+        """One after the other, whoever is there leaves the loop with the final parameters."""
+        assert store.parameters is not None
+        for number in there:
+            player = self.players[number]
+            assert player.wanted is not None
+            store.parameters.export(player.wanted.model)
+            if player.worker is not None:
+                player.worker.base = store.version
+            try:
+                self._turn(player)
+            except SystemExit as leaving:
+                if leaving.code not in (None, 0):
+                    raise
+
+
+@dataclass(frozen=True)
+class StagedJob(Job):
+    """A job whose workers are threads on a stage."""
+
+    stage: Stage | None = None
+
+    @classmethod
+    def of(cls, job: Job, stage: Stage) -> "StagedJob":
+        return cls(**{field.name: getattr(job, field.name) for field in fields(job)}, stage=stage)
+
+    def make_worker(
+        self, store: Store, number: int, incarnation: int, place: Place | None = None
+    ) -> Worker:
+        assert self.stage is not None
+        return self.stage.make_worker(self, store, number, incarnation)
+
+    def updater_bytes(self, store: Store) -> int:
+        """Learnt from a worker that is thrown away, and so needs no thread."""
+        plain = Job(**{field.name: getattr(self, field.name) for field in fields(Job)})
+        return plain.updater_bytes(store)
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+def simulate_script(
+    script: Script,
+    cluster: Cluster,
+    asked: Mapping[str, Any],
+    listeners: Sequence[Listener] = (),
+) -> Run:
+    """Run `script` on a simulated cluster; `asked` are settings that win over the script's."""
+    with Stage(script, len(cluster), asked) as stage:
+        wanted, job = stage.open()
+        config = stage.described | {
+            "engine": "sim",
+            "cluster": cluster.to_toml(),
+            "origin": {"loop": script.path.name},
+        }
+        settings = wanted.settings
+        kept = Kept.open(settings.out, settings.resume, config, job)
+        store = job.make_store(kept.log())
+        tally = Tally(job.workers)
+        every = settings.checkpoint_every
+        session = Session(job, store, kept.folder, None, job.samples, every)
+        store.log.listeners += [tally, *listeners]
+        with store.log.followed(store, job.samples * job.epochs):
+            sim = Simulation(job, cluster, store)
+            if kept.saved is None:
+                sim.start()
+            else:
+                restore(sim, *kept.saved)
+                session.restore(kept.saved[1])
+                kept.recount(tally)
+            _drive(sim, session)
+            stage.finish(store, [n for n, agent in enumerate(sim.agents) if agent.alive])
+        most = max((worker.nbytes for worker in sim.workers.values()), default=0)
+        return kept.finish(job, store, tally, "sim", most)
+
+
+def _drive(sim: Simulation, session: Session) -> None:
+    """Step by step to the end, or until Ctrl-C."""
+
+    def snapshot() -> tuple[Any, Any]:
+        return tensors_of(sim), meta_of(sim)
+
+    with session.interruptible():
+        while sim.step():
+            session.between(sim.now, snapshot)
+            if session.stopping:
+                if session.folder is not None:
+                    session.save(snapshot)
+                raise KeyboardInterrupt
+
+
+def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
+    """Run the log of a script's run again, with the script computing what the log says."""
+    config = folder.config()
+    named = ("discipline", "seed", "codec", "nonfinite", "hash_every", "shards", "policies")
+    asked = {key: config[key] for key in named} | {"out": None, "resume": False}
+    with Stage(script, config["workers"], asked) as stage:
+        torch.set_num_threads(config.get("threads", 1))  # as many as each worker had
+        _, job = stage.open()
+        return follow(folder, job, stage.described, every)

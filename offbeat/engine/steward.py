@@ -1,0 +1,233 @@
+"""What happens around the server's packets: the log goes out, tests are made, checkpoints saved."""
+
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from offbeat.engine import orders
+from offbeat.engine.orders import TESTER, Done, Frozen, Halt, Lines, Mark, Outbox, Saved, Wire
+from offbeat.engine.server import Server, Watch
+from offbeat.link.memory import Counts, Shared
+from offbeat.log import Evaluated
+from offbeat.store.core import Store
+from offbeat.store.table import under
+
+RELAY = 0.05  # seconds between two bundles of records for the launcher
+
+
+class Shelf(Protocol):
+    """Where checkpoints go: a run folder, or memory."""
+
+    def save(self, version: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Write one beside the others."""
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """How often to test and to save: samples between tests, versions between checkpoints."""
+
+    test: int | None = None  # None never tests
+    save: int | None = None  # None saves after each epoch
+
+
+class Steward:
+    """Runs a server until the end, and looks after everything that is not a packet."""
+
+    def __init__(self, server: Server, shelf: Shelf, rhythm: Rhythm, outbox: Outbox):
+        self.server, self.shelf, self.rhythm, self.outbox = server, shelf, rhythm, outbox
+        self.store: Store = server.store
+        self.shared: Shared = server.shared
+        self.clock: Watch = server.clock
+        self.lines = bytearray()
+        self.due = 0.0  # when the lines go out
+        self.halted = False
+        self.tester: socket.socket | None = None
+        self.testing: Evaluated | None = None  # under way
+        self.tested = 0  # tests done or under way
+        self.saved_version, self.saved_epoch = self.store.version, self.store.epoch
+        self.store.log.relay = self._relay
+        server.silent = lambda number: outbox.put(Frozen(number))
+
+    def obey(self, wire: socket.socket) -> None:
+        """Take orders from the launcher."""
+
+        def order() -> None:
+            found, handed = orders.receive_order(wire)
+            if isinstance(found, Wire):
+                assert handed is not None
+                self._connect(found.number, handed)
+            elif isinstance(found, Halt):
+                self.halted = True
+            else:  # the launcher is gone, and with it the purpose
+                raise SystemExit
+
+        self.server.selector.register(wire, 1, order)
+
+    def _connect(self, number: int, wire: socket.socket) -> None:
+        if number != TESTER:
+            self.server.connect(number, wire)
+            return
+        if self.tester is not None:
+            self.server.selector.unregister(self.tester)
+            self.tester.close()
+        self.tester = wire
+        self.server.selector.register(wire, 1, partial(self._test_done, wire))
+        if self.testing is not None:  # its predecessor died over it
+            self._ask_tester()
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        while not self.store.finished and not self.halted:
+            self._turn()
+            self._test_if_due()
+            if self._save_due():
+                self.save()
+        if not self.halted:
+            self._last_tests()
+        if self.halted:
+            self.save()
+        self._export()
+        self.server.stop(time.monotonic() + self.server.patience)
+        self._flush()
+        parameters = self.store.parameters
+        assert parameters is not None
+        self.outbox.put(
+            Done(
+                not self.halted,
+                self.store.version,
+                self.store.leases.ledger.summary(),
+                parameters.nbytes,
+                parameters.digest(),
+                self.server.words,
+            )
+        )
+        self.outbox.finish()
+
+    def _turn(self) -> None:
+        waiting = self.lines or self.outbox.backlog
+        self.server.turn(max(0.0, self.due - time.monotonic()) if waiting else None)
+        if waiting and time.monotonic() >= self.due:
+            self._flush()
+
+    # ------------------------------------------------------------ records
+
+    def _relay(self, line: bytes) -> None:
+        if not self.lines:
+            self.due = time.monotonic() + RELAY
+        self.lines += line
+
+    def _flush(self) -> None:
+        if self.lines:
+            self.outbox.put(Lines(bytes(self.lines)))
+            self.lines.clear()
+        else:
+            self.outbox.flush()
+        self.due = time.monotonic() + RELAY
+
+    # ------------------------------------------------------------ tests
+
+    def _test_if_due(self) -> None:
+        every = self.rhythm.test
+        if every is None or self.testing is not None or self.tester is None:
+            return
+        if self.store.applied >= (self.tested + 1) * every:
+            self._test(every)
+
+    def _test(self, every: int) -> None:
+        """Copy what the store holds and have it tested while training goes on."""
+        assert self.tester is not None
+        self._export()
+        self.tested = self.store.applied // every
+        self.testing = Evaluated(self.clock(), self.store.version, self.store.applied, 0.0)
+        self._ask_tester()
+
+    def _ask_tester(self) -> None:
+        assert self.tester is not None
+        with suppress(OSError):  # its death shows when its wire is read, and another is asked
+            self.tester.send(b"!")
+
+    def _test_done(self, wire: socket.socket) -> None:
+        if wire is not self.tester:
+            return  # its successor was connected a moment ago
+        try:
+            packet = wire.recv(1024)
+        except ConnectionError:
+            packet = b""
+        if not packet:
+            self.server.selector.unregister(wire)
+            wire.close()
+            self.tester = None  # the launcher sends another
+            return
+        assert self.testing is not None
+        result = orders.tested(packet)
+        self.testing.loss, self.testing.accuracy = result.loss, result.accuracy
+        self.store.log.write(self.testing)
+        self.testing = None
+
+    def _last_tests(self) -> None:
+        """A run ends with a test, unless the last update has just been tested."""
+        every = self.rhythm.test
+        if every is None:
+            return
+        while (self.testing is not None or self.tester is None) and not self.halted:
+            self._turn()
+        if self.halted:
+            return
+        if self.store.applied > self.tested * every or self.store.applied % every:
+            self._test(every)
+        while self.testing is not None and not self.halted:
+            self._turn()
+
+    def _export(self) -> None:
+        """Put parameters and averaged buffers where tests and the launcher find them."""
+        assert self.store.parameters is not None
+        places = {n: v for flat in self.shared.tested for n, v in flat.views.items()}
+        self.store.parameters.export_to(places | self.shared.averages.views)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _save_due(self) -> bool:
+        if self.rhythm.save is None:
+            return self.store.epoch > self.saved_epoch
+        return self.store.version >= self.saved_version + self.rhythm.save
+
+    def save(self) -> None:
+        """Write a checkpoint; parameters that are not finite are never saved over good ones."""
+        store = self.store
+        self.saved_version, self.saved_epoch = store.version, store.epoch
+        assert store.parameters is not None
+        if not store.parameters.finite():
+            return
+        meta = {
+            "store": store.state(),
+            "parameters": store.parameters.meta(),
+            # One that is under way is made again by whoever goes on from here.
+            "session": {"tested": self.tested - bool(self.testing), "log": store.log.length()},
+            "time": self.clock(),
+        }
+        tensors = {f"store/{k}": t for k, t in store.parameters.state().items()}
+        self._flush()
+        self.outbox.put(Mark(store.version))
+        self.outbox.finish()  # the figures of a run must not be older than its checkpoint
+        self.shelf.save(store.version, tensors, meta)
+        self.outbox.put(Saved())
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """Go on from a checkpoint: everybody has to join again."""
+        store = self.store
+        assert store.parameters is not None
+        store.parameters.load(under("store/", tensors), meta["parameters"])
+        store.load(meta["store"])
+        self.tested = meta["session"]["tested"]
+        self.saved_version, self.saved_epoch = store.version, store.epoch
+        self.clock.start = meta["time"]
+        store.vacate(meta["store"], self.clock())
+        self.shared.counts[Counts.APPLIED] = store.applied
+        self.shared.counts[Counts.GIVEN_UP] = store.given_up

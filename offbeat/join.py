@@ -1,0 +1,372 @@
+"""The front door for scripts: `with ob.join() as run`, and the loop is the user's own."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Protocol, Self, TypedDict, TypeVar, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from offbeat.codec import Codec
+from offbeat.data import Collate
+from offbeat.discipline import Discipline
+from offbeat.engine.alone import AloneSeat
+from offbeat.errors import ConfigError
+from offbeat.lease import Lease
+from offbeat.log import Listener
+from offbeat.run import Run
+from offbeat.script import Host, Seat, Settings, Wanted, host
+from offbeat.spelling import nearest
+from offbeat.store.table import Placement
+from offbeat.store.updater import Clip, Schedule
+from offbeat.task import OptimizerFactory
+
+Module = TypeVar("Module", bound=nn.Module)
+ONE_LOOP = "pass epochs=3 to batches; run.epoch says which one it is"
+
+
+class Defaults(TypedDict, total=False):
+    """What `join` takes; what the command line of `offbeat run` says wins."""
+
+    discipline: Discipline | str
+    seed: int
+    out: str | Path | None
+    resume: bool
+    patience: float | None
+    codec: Codec | str | None
+    shards: int | Placement
+    policies: Mapping[str, str]
+    nonfinite: Literal["stop", "skip"]
+    hash_every: int
+    checkpoint_every: int | None
+
+
+def join(**defaults: Unpack[Defaults]) -> "Member":
+    """Take part in a run with a loop of one's own; alone under `python train.py`.
+
+    Keywords are defaults (see `Defaults`): what the command line of `offbeat run` says wins.
+    """
+    for key in defaults:
+        if key not in Defaults.__annotations__:
+            known = list(Defaults.__annotations__)
+            raise ConfigError(
+                f"join has no {key!r}{nearest(key, known)}; it takes {', '.join(known)}"
+            )
+    where = host.get() or _torchrun() or Alone()
+    return Member(where, where.settle(Settings(**defaults)))
+
+
+# ---------------------------------------------------------------- who runs the script
+
+
+class Alone:
+    """Nobody: the script runs under plain Python, with one worker."""
+
+    rank, workers = 0, 1
+
+    def settle(self, defaults: Settings) -> Settings:
+        return defaults
+
+    def seat(self, wanted: Wanted) -> Seat:
+        return AloneSeat(wanted)
+
+
+class WorkerSeat(Seat, Protocol):
+    """A seat in a process that was started for it."""
+
+    def ended(self, error: BaseException | None) -> NoReturn:
+        """The script has come to its end here, and with it this process."""
+
+
+@dataclass
+class Launched:
+    """`offbeat run` on this machine: one process until the first `batches`, then several.
+
+    `asked` are the settings that the command line names; `emulate` are the least seconds of each
+    worker's step.
+    """
+
+    workers: int
+    asked: Mapping[str, Any]
+    emulate: tuple[float, ...] | None = None
+    listeners: Sequence[Listener] = ()
+    rank: int = 0
+    worker: "WorkerSeat | None" = None  # in a worker's process, once there is one
+
+    def settle(self, defaults: Settings) -> Settings:
+        return replace(defaults, **self.asked)
+
+    def seat(self, wanted: Wanted) -> Seat:
+        if self.worker is not None:
+            raise ConfigError("a script joins one run: use one ob.join() and one loop")
+        self.worker = start_local(wanted, self)
+        return self.worker
+
+    def ended(self, error: BaseException | None) -> None:
+        """The script is through or has failed; a worker's process goes no further than here."""
+        if self.worker is not None:
+            self.worker.ended(error)
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """torchrun started every process, and its environment says who this one is."""
+
+    rank: int
+    workers: int
+    local_rank: int
+    local_workers: int
+    run: str
+    port: int
+
+    def settle(self, defaults: Settings) -> Settings:
+        return defaults
+
+    def seat(self, wanted: Wanted) -> Seat:
+        return start_torchrun(wanted, self)
+
+
+def _torchrun() -> Torchrun | None:
+    words = os.environ
+    if "TORCHELASTIC_RUN_ID" not in words or words.get("WORLD_SIZE", "1") == "1":
+        return None
+    return Torchrun(
+        int(words["RANK"]),
+        int(words["WORLD_SIZE"]),
+        int(words["LOCAL_RANK"]),
+        int(words["LOCAL_WORLD_SIZE"]),
+        words["TORCHELASTIC_RUN_ID"],
+        int(words["MASTER_PORT"]),
+    )
+
+
+class Finished(SystemExit):
+    """Takes the launcher out of the script; the workers went through it in their own processes."""
+
+    def __init__(self, result: Run):
+        super().__init__(0)
+        self.result = result
+
+
+def start_local(wanted: Wanted, launched: Launched) -> WorkerSeat:
+    """Become the launcher; return in each worker with its seat, and raise `Finished` here."""
+    raise ConfigError(
+        "scripts do not run on several processes yet: add --engine sim, or run python alone"
+    )
+
+
+def start_torchrun(wanted: Wanted, torchrun: Torchrun) -> Seat:
+    """Return this process's seat, with the server in the process of local rank 0."""
+    raise ConfigError(
+        "scripts do not run under torchrun yet: use offbeat run --engine sim, or python alone"
+    )
+
+
+# ---------------------------------------------------------------- what the script holds
+
+
+class Member:
+    """This participant of a run: the replica, the optimiser and the batches of its script."""
+
+    def __init__(self, where: Host, settings: Settings):
+        self._host, self._settings = where, settings
+        self._model: nn.Module | None = None
+        self._optimizer: Optimizer | None = None
+        self._seat: Seat | None = None
+        self._lease: Lease | None = None
+        self._holds = False  # whether a batch is out whose step has not been made
+        self._loss: float | None = None
+        self._epoch = 0
+
+    # ------------------------------------------------------------ before the loop
+
+    def replica(self, model: Module) -> Module:
+        """The model to train, the same object; from the first batch on it follows the store."""
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"replica takes a torch.nn.Module, not {type(model).__name__}")
+        if self._model is not None:
+            raise ConfigError("replica is called once: put both models into one nn.ModuleList")
+        if any(tensor.device.type != "cpu" for tensor in model.parameters()):
+            raise ConfigError("the model must lie on the CPU when it is passed to replica")
+        self._model = model
+        return model
+
+    def optimizer(
+        self,
+        factory: OptimizerFactory | None = None,
+        *,
+        schedule: Schedule | None = None,
+        clip: Clip | None = None,
+        groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None,
+    ) -> "Optimizer":
+        """Makes the steps; `factory` is like `partial(torch.optim.SGD, lr=0.1)`.
+
+        Under a discipline that brings its own rule (asup, downpour) the factory is not used.
+        """
+        if self._optimizer is not None:
+            raise ConfigError("optimizer is called once: give parts of the model groups of theirs")
+        if isinstance(factory, torch.optim.Optimizer):
+            kind = type(factory).__name__
+            raise ConfigError(
+                "the optimiser is made over the store's tensors: pass a factory such as "
+                f"partial(torch.optim.{kind}, lr=0.1), not an optimiser"
+            )
+        self._optimizer = Optimizer(self, factory, schedule, clip, groups)
+        return self._optimizer
+
+    def batches(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int = 32,
+        *,
+        epochs: int = 1,
+        shuffle: bool = True,
+        collate: Collate | None = None,
+    ) -> Iterator[Any]:
+        """This worker's share of all batches of all epochs; each is followed by one step."""
+        if self._seat is not None:
+            raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")
+        if self._model is None:
+            raise ConfigError("batches before replica: write model = run.replica(Net()) first")
+        if self._optimizer is None:
+            raise ConfigError(
+                "batches before optimizer: write "
+                "optimizer = run.optimizer(partial(torch.optim.SGD, lr=0.1)) first"
+            )
+        if isinstance(dataset, DataLoader):
+            raise ConfigError(
+                "batches takes the dataset and not a DataLoader: write "
+                "run.batches(loader.dataset, batch_size=32), with collate= if you have one"
+            )
+        optimizer = self._optimizer
+        wanted = Wanted(
+            self._model,
+            optimizer.factory,
+            dataset,
+            batch_size,
+            epochs,
+            self._host.workers,
+            self._settings,
+            optimizer.schedule,
+            optimizer.clip,
+            optimizer.groups,
+            shuffle,
+            collate,
+        )
+        self._seat = self._host.seat(wanted)
+        return self._each(self._seat)
+
+    # ------------------------------------------------------------ the loop
+
+    def _each(self, seat: Seat) -> Iterator[Any]:
+        self._lease = seat.next()
+        while self._lease is not None:
+            self._epoch = self._lease.epoch
+            self._holds = True
+            yield seat.batch(self._lease)
+            if self._holds:
+                raise ConfigError(
+                    "a batch was not followed by optimizer.step(): make one step for each batch; "
+                    "to accumulate gradients, use a larger batch_size"
+                )
+
+    def _step(self) -> None:
+        if self._seat is None or self._lease is None or not self._holds:
+            raise ConfigError(
+                "optimizer.step() without a new batch: make one step for each batch, inside "
+                "for x, y in run.batches(dataset, batch_size=32)"
+            )
+        self._holds = False
+        loss, self._loss = self._loss, None
+        self._lease = self._seat.done(self._lease, loss)
+
+    def record(self, loss: Tensor | float) -> None:
+        """Tell the log the loss of this batch; to be called before its step."""
+        if not self._holds:
+            raise ConfigError("record belongs to a batch: call run.record(loss) before its step")
+        self._loss = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number; 0 before the loop, where there is one process."""
+        return self._host.rank if self._seat is None else self._seat.rank
+
+    @property
+    def workers(self) -> int:
+        """How many take part."""
+        return self._host.workers
+
+    @property
+    def version(self) -> int:
+        """The store's version that the model holds."""
+        return 0 if self._seat is None else self._seat.version
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this batch, from 0."""
+        return self._epoch
+
+    # ------------------------------------------------------------ the with block
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._seat is not None:
+            self._seat.left(error)
+
+
+class Optimizer:
+    """Makes the steps of a script's loop; the rule itself works at the store or the worker."""
+
+    def __init__(
+        self,
+        member: Member,
+        factory: OptimizerFactory | None,
+        schedule: Schedule | None,
+        clip: Clip | None,
+        groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None,
+    ):
+        self._member = member
+        self.factory, self.schedule, self.clip, self.groups = factory, schedule, clip, groups
+
+    def step(self, closure: None = None) -> None:
+        """Hand over the gradient of this batch; afterwards the model holds what was pulled."""
+        if closure is not None:
+            raise ConfigError("step takes no closure: compute the loss in the loop")
+        self._member._step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, as PyTorch does it."""
+        if self._member._model is not None:
+            self._member._model.zero_grad(set_to_none)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters and settings as they were at the start, to be read."""
+        model = self._member._model
+        if model is None or self.factory is None:
+            return []
+        chosen: Any = self.groups(model) if self.groups else None
+        if chosen is None:
+            chosen = [p for p in model.parameters() if p.requires_grad]
+        return [Fixed(group) for group in self.factory(chosen).param_groups]
+
+
+class Fixed(dict[str, Any]):
+    """A group's settings, which only a schedule changes."""
+
+    def __setitem__(self, key: str, value: Any) -> NoReturn:
+        raise ConfigError(
+            f"{key} cannot be set here, because the rule works elsewhere: pass "
+            "schedule=ob.Schedule(...) or groups= to run.optimizer"
+        )

@@ -1,0 +1,92 @@
+"""What a run keeps in its folder: opened, gone on with, and closed with the result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from offbeat.errors import CheckpointError, ConfigError
+from offbeat.job import Job, Numbers
+from offbeat.log import Log, read
+from offbeat.report.summary import History, Summary, Tally
+from offbeat.run import Run
+from offbeat.setup import first_difference
+from offbeat.store.checkpoint import RunFolder, model_tensors, save_tensors, write_json
+from offbeat.store.core import Store
+from offbeat.store.table import under
+
+Saved = tuple[dict[str, Tensor], dict[str, Any]]  # a checkpoint: tensors and the rest
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run's folder, if it has one, and the checkpoint that it goes on from, if it does."""
+
+    folder: RunFolder | None
+    saved: Saved | None = None
+
+    @classmethod
+    def open(cls, out: Any, resume: bool, config: Mapping[str, Any], job: Job) -> "Kept":
+        """Begin a folder, or find the checkpoint to go on from."""
+        if out is None:
+            if resume:
+                raise ConfigError("resuming needs a folder: name the one of the run to go on with")
+            return cls(None)
+        folder = RunFolder(out)
+        if not resume or not folder.config_file.exists():
+            assert isinstance(job.content, Numbers)
+            folder.create(config, model_tensors(job.content.model), resume)
+            return cls(folder)
+        here = {key: value for key, value in config.items() if key != "origin"}
+        difference = first_difference(folder.config(), here)
+        if difference is not None:
+            raise CheckpointError(
+                f"{folder.path} is another run: {difference}; use the same settings to resume it"
+            )
+        return cls(folder, folder.load())
+
+    def log(self) -> Log:
+        if self.folder is None:
+            return Log()
+        keep = None if self.saved is None else self.saved[1]["session"]["log"]
+        return Log(self.folder.log_file, keep=keep)
+
+    def recount(self, tally: Tally) -> None:
+        """The figures of a run that goes on begin with what is already in its log."""
+        if self.folder is not None and self.saved is not None:
+            for record in read(self.folder.log_file, self.saved[1]["session"]["log"]):
+                tally.see(record)
+
+    def finish(self, job: Job, store: Store, tally: Tally, engine: str, worker: int) -> Run:
+        """The result; `worker` is the most bytes that one holds."""
+        assert store.parameters is not None
+        summary = tally.summary(
+            str(job.discipline),
+            engine,
+            store.leases.ledger.summary(),
+            {"store": store.parameters.nbytes, "worker": worker},
+            store.parameters.digest(),
+        )
+        model = job.export(store)
+        assert model is not None
+        return self.write(model, tally.history, summary)
+
+    def write(self, model: nn.Module, history: History, summary: Summary) -> Run:
+        """Leave model and summary in the folder, if there is one."""
+        if self.folder is not None:
+            save_tensors(self.folder.model_file, model_tensors(model))
+            write_json(self.folder.summary_file, summary.to_dict())
+        return Run(model, history, summary, self.folder.path if self.folder else None)
+
+    def begin_with(self, store: Store, earlier: RunFolder) -> None:
+        """Take parameters and rule state from an earlier run, but not its epochs and clocks."""
+        found = earlier.load()
+        if found is None:
+            raise CheckpointError(f"{earlier.path} has no checkpoint to begin with")
+        assert store.parameters is not None
+        tensors, meta = found
+        rule = meta["parameters"]
+        store.parameters.begin_with(under("store/", tensors), rule, str(earlier.path))
+        if self.folder is not None:  # for replay, which may outlive the earlier run
+            save_tensors(self.folder.start_file, store.parameters.state())

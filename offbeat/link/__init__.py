@@ -1,0 +1,1 @@
+"""How a worker reaches the store: one seam, whatever lies between them."""

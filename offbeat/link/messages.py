@@ -1,0 +1,107 @@
+"""The small messages that go beside the tensors: who did what with which samples."""
+
+import msgspec
+
+from offbeat.lease import Lease
+from offbeat.log import Part
+
+
+class Message(msgspec.Struct, array_like=True, tag=True):
+    """One packet; tensors never travel in it."""
+
+
+# ---------------------------------------------------------------- from worker to store
+
+
+class Join(Message):
+    """A worker enters, for the first time or again."""
+
+
+class Push(Message):
+    """A contribution lies in the worker's slot."""
+
+    part: Part
+    absent: list[str]
+    pull: bool  # the worker will pull next, so one answer can serve for both
+    place: int = 0  # which of its outgoing buffers; -1 if nothing goes out
+    ahead: list[Lease] = []  # what it computes before it takes that answer
+
+
+class Pull(Message):
+    """The worker wants to go on; `computed` are steps done since its last push."""
+
+    computed: list[Lease]
+    waits: bool = True  # an elastic exchange takes the centre whenever it comes
+
+
+class Ask(Message):
+    """The worker has used up its leases."""
+
+
+class Rest(Message):
+    """The worker found nothing to do, after this much waiting and talking in vain."""
+
+    wait: float
+    communication: float
+
+
+class Bye(Message):
+    """The worker's last words: what it held, and how well its stages overlapped."""
+
+    figures: dict[str, float]
+
+
+# ---------------------------------------------------------------- from store to worker
+
+
+class Welcome(Message):
+    """The worker is in, as this incarnation."""
+
+    incarnation: int
+
+
+class Took(Message):
+    """The store has taken (or dropped) the contribution; the slot is free again."""
+
+    leases: list[Lease]
+
+
+class Go(Message):
+    """The parameters of `version` lie in the worker's slot."""
+
+    version: int
+    steps: int
+    epoch: int
+    leases: list[Lease]
+    waited: float
+    place: int  # which of its incoming buffers
+    updater: bool  # averaged optimiser state lies beside them
+
+
+class Leased(Message):
+    """The next samples, or none."""
+
+    leases: list[Lease]
+
+
+class Again(Message):
+    """This incarnation was given up: join again."""
+
+
+class Wake(Message):
+    """Leases have come back: pull, and go on."""
+
+
+class Stop(Message):
+    """The run is over, or was stopped before its end."""
+
+    finished: bool
+
+
+ToStore = Join | Push | Pull | Ask | Rest | Bye
+ToWorker = Welcome | Took | Go | Leased | Again | Wake | Stop
+
+encode = msgspec.msgpack.Encoder().encode
+to_store = msgspec.msgpack.Decoder(ToStore).decode
+to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+LARGEST = 1 << 18  # bytes of one packet

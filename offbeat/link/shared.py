@@ -1,0 +1,139 @@
+"""The link on one machine: tensors lie in shared memory, a small packet is the signal."""
+
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from offbeat.contribution import Contribution, Snapshot
+from offbeat.lease import Lease
+from offbeat.link.base import Gone, Over, Refused, Stopped
+from offbeat.link.memory import Slot
+from offbeat.link.messages import (
+    LARGEST,
+    Again,
+    Ask,
+    Bye,
+    Go,
+    Join,
+    Leased,
+    Message,
+    Pull,
+    Push,
+    Rest,
+    Stop,
+    Took,
+    ToWorker,
+    Wake,
+    Welcome,
+    encode,
+    to_worker,
+)
+
+M = TypeVar("M", bound=Message)
+
+
+class SharedLink:
+    """A worker's end: payloads are already in its slot, so a push is a signal and not a copy."""
+
+    def __init__(self, wire: socket.socket, slot: Slot, centre: bool = False):
+        self.wire, self.slot, self.centre = wire, slot, centre
+        self.leases: deque[Lease] = deque()
+        self.announce: Callable[[Lease], None] = lambda lease: None  # told of every lease at once
+        self.promised = False  # an answer to a pull is due without asking for it
+        self.waited = 0.0
+
+    def join(self) -> int:
+        self.leases.clear()
+        self.promised = False
+        self._send(Join())
+        while True:
+            # What was on its way to an earlier incarnation is not for this one.
+            packet = self._receive()
+            if isinstance(packet, Welcome):
+                return packet.incarnation
+
+    def pull(self, computed: list[Lease]) -> Snapshot:
+        if not self.promised:
+            self._send(Pull(computed, not self.centre))
+        self.promised = False
+        go = self._await(Go)
+        self.waited = go.waited
+        updater = self.slot.updater.views if go.updater else {}
+        return Snapshot(go.version, go.steps, go.epoch, self.slot.incoming[go.place], updater)
+
+    def lease(self) -> Lease | None:
+        if not self.leases and not self.promised:
+            self._send(Ask())
+            self._await(Leased)
+        return self.leases.popleft() if self.leases else None
+
+    def confirm(self) -> None:
+        if not self.promised:
+            self._send(Ask())
+            self._await(Leased)
+
+    def push(self, contribution: Contribution, then_pull: bool) -> None:
+        slot, place = self.slot, -1
+        if contribution.payload is not None:
+            # Lists of views, so found by identity: comparing would look into the tensors.
+            place = next(i for i, o in enumerate(slot.outgoing) if o[0] is contribution.payload[0])
+        if contribution.packed is not None:
+            # On one machine nothing is gained by packing; the store sees what packing left.
+            for flat in slot.outgoing[place]:
+                for name, view in flat.views.items():
+                    packed = contribution.packed[name]
+                    view.copy_(packed.codec.decode(packed))
+        for name, tensor in contribution.statistics.items():
+            slot.statistics.views[name].copy_(tensor)
+        for name, tensor in contribution.updater.items():
+            slot.updater.views[name].copy_(tensor)
+        ahead = [self.leases[0]] if self.leases and len(slot.outgoing) > 1 else []
+        absent = sorted(contribution.absent)
+        self._send(Push(contribution.part, absent, then_pull, place, ahead))
+        self.promised = then_pull
+        if not then_pull:
+            self._await(Took)
+
+    def rest(self, wait: float, communication: float) -> None:
+        self._send(Rest(wait, communication))
+        self._await(Wake)
+
+    def bye(self, figures: dict[str, float]) -> None:
+        """Tell what this worker came to; nobody answers."""
+        try:
+            self.wire.send(encode(Bye(figures)))
+        except OSError:
+            return  # nobody is there to hear it
+
+    # ------------------------------------------------------------ packets
+
+    def _send(self, message: Message) -> None:
+        try:
+            self.wire.send(encode(message))
+        except OSError as error:
+            raise Gone from error
+
+    def _receive(self) -> ToWorker:
+        try:
+            packet = self.wire.recv(LARGEST)
+        except OSError as error:
+            raise Gone from error
+        if not packet:
+            raise Gone
+        message: ToWorker = to_worker(packet)
+        if isinstance(message, Stop):
+            raise Over if message.finished else Stopped
+        return message
+
+    def _await(self, kind: type[M]) -> M:
+        """The next packet, which must be of `kind`; leases that come with it are kept."""
+        message = self._receive()
+        if isinstance(message, Again):
+            raise Refused
+        assert isinstance(message, kind), message
+        if isinstance(message, Took | Go | Leased):
+            for lease in message.leases:
+                self.leases.append(lease)
+                self.announce(lease)
+        return message

@@ -1,0 +1,106 @@
+"""A worker in real time: the cycle says what comes next, the link does it."""
+
+import threading
+import time
+
+from offbeat.errors import RunError
+from offbeat.lease import Lease
+from offbeat.link.base import Link
+from offbeat.worker import Action, Cycle, Timing, Worker
+
+NEVER = threading.Event()  # waiting for it is waiting
+
+
+class Loop:
+    """One incarnation: `next` gives samples to compute, `computed` hands the step over.
+
+    `least` seconds is what a step takes at the least: the real gradient, then waiting, so that
+    unequal machines can be studied on one.
+    """
+
+    def __init__(self, link: Link, worker: Worker, cycle: Cycle, seed: int, least: float = 0.0):
+        self.link, self.worker, self.cycle = link, worker, cycle
+        self.seed, self.least = seed, least
+        self.timing = Timing()
+        self.sequence = 0
+        self.reported = 0  # steps of this block that a pull has told the store of
+        self.began = 0.0
+        self.in_flight = 0.0  # since when a contribution has been under way
+        self.flying = self.hidden = 0.0  # seconds of exchange, and how many of them behind a step
+
+    def next(self) -> Lease:
+        """The samples to compute now; raises Over when there will be no more."""
+        while True:
+            if self.cycle.action is Action.LEASE:
+                lease = self.link.lease()
+                self.cycle.leased(lease is not None)
+                if lease is not None:
+                    self.began = time.perf_counter()
+                    return lease
+            self._exchange()
+
+    def run(self) -> None:
+        """Compute until the run is over."""
+        while True:
+            self.worker.take(self.next())
+            try:
+                self.worker.catch_up()
+            except RunError:
+                # One that was given up while it stood still may have read parameters that others
+                # were writing; its numbers mean nothing, and it is told to join again.
+                self.link.confirm()
+                raise
+            self.computed()
+
+    def computed(self) -> None:
+        """The step is done: send, wait and pull as the discipline has it."""
+        missing = self.least - (time.perf_counter() - self.began)
+        if missing > 0:
+            NEVER.wait(missing)
+        self.timing.compute += time.perf_counter() - self.began
+        self.cycle.computed()
+        self._exchange()
+
+    def _exchange(self) -> None:
+        while self.cycle.action is not Action.LEASE:
+            if self.cycle.action is Action.PULL:
+                self._pull()
+            elif self.cycle.action is Action.PUSH:
+                self._push()
+            else:
+                self._rest()
+
+    def _pull(self) -> None:
+        start = time.perf_counter()
+        computed = self.worker.done[self.reported :]
+        self.reported = len(self.worker.done)
+        snapshot = self.link.pull(computed)
+        self.worker.accept(snapshot)
+        self.cycle.pulled(snapshot.steps)
+        end = time.perf_counter()
+        if self.in_flight:
+            self.flying += end - self.in_flight
+            self.hidden += start - self.in_flight
+            self.in_flight = 0.0
+        waited = min(self.link.waited, end - start)
+        self.timing.wait += waited
+        self.timing.communication += end - start - waited
+
+    def _push(self) -> None:
+        start = time.perf_counter()
+        timing, self.timing = self.timing, Timing()
+        contribution = self.worker.contribution(self.sequence, timing, self.seed)
+        self.sequence += 1
+        self.reported = 0
+        self.cycle.pushed()
+        follows = self.cycle.ahead or self.cycle.action is Action.PULL
+        self.link.push(contribution, then_pull=follows)
+        end = time.perf_counter()
+        self.timing.communication += end - start
+        if self.cycle.ahead:
+            self.in_flight = end
+
+    def _rest(self) -> None:
+        timing, self.timing = self.timing, Timing()
+        self.link.rest(timing.wait, timing.communication)
+        self.cycle.woken()

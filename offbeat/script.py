@@ -1,0 +1,282 @@
+"""What a script with a loop of its own and the engine that runs it say to each other."""
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from types import CodeType, ModuleType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from offbeat.codec import Codec
+from offbeat.data import Collate, mix
+from offbeat.discipline import Discipline, as_discipline
+from offbeat.errors import RunError
+from offbeat.job import Job, Numbers, Place
+from offbeat.lease import Lease
+from offbeat.link.base import Over, Refused
+from offbeat.loop import Loop
+from offbeat.setup import Essentials, describe, describe_optimizer, make_job
+from offbeat.store.core import Store
+from offbeat.store.table import Placement, fingerprint
+from offbeat.store.updater import Clip, Schedule
+from offbeat.task import OptimizerFactory
+from offbeat.worker import NumberWorker
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a script is run: what `join` was given, and over it what the command line says."""
+
+    discipline: Discipline | str = "bsp"
+    seed: int = 0
+    out: str | Path | None = None
+    resume: bool = False
+    patience: float | None = None  # None is what the engine has
+    codec: Codec | str | None = None
+    shards: int | Placement = 1
+    policies: Mapping[str, str] = field(default_factory=dict)
+    nonfinite: Literal["stop", "skip"] = "stop"
+    hash_every: int = 1
+    checkpoint_every: int | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """All that a script has said by the time it asks for its first batch."""
+
+    model: nn.Module
+    optimizer: OptimizerFactory | None
+    data: Dataset[Any]
+    batch_size: int
+    epochs: int
+    workers: int
+    settings: Settings
+    schedule: Schedule | None = None
+    clip: Clip | None = None
+    groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None
+    shuffle: bool = True
+    collate: Collate | None = None
+
+    @property
+    def rule(self) -> OptimizerFactory | None:
+        """The script's optimiser, unless the discipline brings a rule of its own."""
+        own = as_discipline(self.settings.discipline).brings_rule
+        return None if own else self.optimizer
+
+    def job(self) -> Job:
+        """The run, checked and put together; its loss is known to the script alone."""
+        settings = self.settings
+        essentials = Essentials(
+            self.model,
+            self.data,
+            None,
+            settings.discipline,
+            self.rule,
+            self.workers,
+            self.batch_size,
+            self.epochs,
+            settings.seed,
+        )
+        kept = ("codec", "shards", "policies", "nonfinite", "hash_every")
+        options = {name: getattr(settings, name) for name in kept}
+        mine = ("schedule", "clip", "groups", "shuffle", "collate")
+        return make_job(essentials, options | {name: getattr(self, name) for name in mine})
+
+    def described(self, job: Job) -> dict[str, Any]:
+        return describe(job, self.rule)
+
+    def sketch(self) -> dict[str, Any]:
+        """The part of the description that every worker has to agree on."""
+        return {
+            "model": fingerprint(self.model),
+            "batch_size": self.batch_size,
+            "epochs": self.epochs,
+            "samples": len(self.data),  # type: ignore[arg-type]
+            "shuffle": self.shuffle,
+            "optimizer": describe_optimizer(self.rule),
+        }
+
+
+class Seat(Protocol):
+    """One participant as its script sees it: samples come, steps go."""
+
+    rank: int
+
+    @property
+    def version(self) -> int:
+        """The version that its model holds."""
+
+    def next(self) -> Lease | None:
+        """The first samples; None when there are none for it."""
+
+    def batch(self, lease: Lease) -> Any:
+        """The batch of `lease`, which is about to be computed."""
+
+    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+        """The gradient of `lease` lies on the parameters; returns the next samples.
+
+        On return the model holds what was pulled. None says that the run is over, and that the
+        model holds the final parameters.
+        """
+
+    def left(self, error: BaseException | None) -> None:
+        """The script has left the `with` block."""
+
+
+class Host(Protocol):
+    """Who runs the script; without one it trains alone."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, or 0 where that is not known yet."""
+
+    @property
+    def workers(self) -> int:
+        """How many take part."""
+
+    def settle(self, defaults: Settings) -> Settings:
+        """What `join` was given, with what the host insists on."""
+
+    def seat(self, wanted: Wanted) -> Seat:
+        """Everything is known: enter the run."""
+
+
+host: ContextVar[Host | None] = ContextVar("host", default=None)
+
+
+# ---------------------------------------------------------------- a script as a program
+
+
+@dataclass(frozen=True)
+class Script:
+    """A file to be run as `python FILE ARGUMENTS` would."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+
+    @cached_property
+    def code(self) -> CodeType:
+        return compile(self.path.read_bytes(), str(self.path), "exec")
+
+    def module(self) -> ModuleType:
+        """A fresh `__main__`."""
+        module = ModuleType("__main__")
+        module.__file__ = str(self.path)
+        return module
+
+    def play(self, module: ModuleType) -> None:
+        exec(self.code, vars(module))
+
+    @contextmanager
+    def as_program(self) -> Iterator[None]:
+        """Arguments and import path are the script's, and afterwards what they were."""
+        arguments, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+        sys.argv = [str(self.path), *self.arguments]
+        sys.path.insert(0, str(self.path.resolve().parent))
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:] = arguments, path
+            sys.modules["__main__"] = main
+
+
+def reseed(seed: int, lease: Lease) -> None:
+    """Whatever a script draws while it computes `lease` depends on nothing else."""
+    value = mix(seed, 2, lease.epoch, lease.start)
+    torch.default_generator.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+
+
+# ---------------------------------------------------------------- a worker over a script's model
+
+
+def script_worker(
+    job: Job, store: Store, number: int, incarnation: int, place: Place
+) -> NumberWorker:
+    """A worker of which the script computes the gradients, on its own model (`place.model`).
+
+    Parameters come with the first pull; buffers begin as they were when the run was set up, also
+    where the object has been trained by an earlier incarnation.
+    """
+    assert isinstance(job.content, Numbers)
+    worker = Job.make_worker(job, store, number, incarnation, place)
+    assert isinstance(worker, NumberWorker)
+    worker.sender.replica.load_buffers(dict(job.content.model.named_buffers()))
+    if worker.skip_nonfinite:
+        worker.good = worker.sender.replica.buffers()
+    return worker
+
+
+class LoopSeat:
+    """A seat in real time, over a link.
+
+    `enter` joins and makes the loop, and is called again when the store has given this worker up;
+    `finish` puts the final parameters into the model when the run is over, and says their version.
+    """
+
+    def __init__(self, rank: int, enter: Callable[[], Loop], finish: Callable[[Over], int]):
+        self.rank, self.enter, self.finish = rank, enter, finish
+        self.loop = enter()
+
+    @property
+    def worker(self) -> NumberWorker:
+        worker = self.loop.worker
+        assert isinstance(worker, NumberWorker)
+        return worker
+
+    @property
+    def version(self) -> int:
+        return self.worker.base
+
+    def next(self) -> Lease | None:
+        while True:
+            try:
+                lease = self.loop.next()
+            except Refused:
+                self.loop = self.enter()
+            except Over as over:
+                self.worker.base = self.finish(over)
+                return None
+            else:
+                # Here and not when the batch is read: the script is still inside `step`, so the
+                # gradient that an elastic worker has not applied yet has not been cleared.
+                self.worker.sender.begin()
+                return lease
+
+    def batch(self, lease: Lease) -> Any:
+        self.loop.began = perf_counter()
+        reseed(self.loop.seed, lease)
+        return self.worker.sender.replica.reader.read(lease)
+
+    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+        try:
+            self._done(lease, loss)
+        except Refused:
+            self.loop = self.enter()
+        except Over as over:
+            self.worker.base = self.finish(over)
+            return None
+        return self.next()
+
+    def _done(self, lease: Lease, loss: float | None) -> None:
+        try:
+            self.worker.finish(lease, loss)
+            self.loop.computed()
+        except RunError:
+            # Numbers of one that was given up while it stood still mean nothing: it joins again.
+            self.loop.link.confirm()
+            raise
+
+    def left(self, error: BaseException | None) -> None:
+        return

@@ -1,0 +1,343 @@
+"""A script's own loop, alone: the bits of plain PyTorch, and mistakes that name their remedy."""
+
+import copy
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import offbeat as ob
+from offbeat.join import Member, Torchrun, join
+from offbeat.log import Updated, read
+from tests.contract.common import (
+    MOMENTUM,
+    Problem,
+    assert_close,
+    assert_same_bits,
+    named,
+    optimizer_for,
+    plain,
+    problem,
+)
+from tests.contract.test_one_worker import CHANGES, GRADIENTS, OPTIMIZERS, Frozen, Normed, Unused
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def alone(
+    what: Problem,
+    discipline: Any = "bsp",
+    rule: Any = MOMENTUM,
+    epochs: int = 2,
+    stop_at: int | None = None,
+    record: bool = False,
+    **more: Any,
+) -> tuple[nn.Module, Member]:
+    """The loop of a script; `more` goes to optimizer or to join."""
+    mine = {key: more.pop(key) for key in ("schedule", "clip", "groups") if key in more}
+    model = copy.deepcopy(what.model)
+    with join(discipline=discipline, **more) as run:
+        assert run.replica(model) is model
+        optimizer = run.optimizer(rule, **mine)
+        for index, (x, y) in enumerate(run.batches(what.data, batch_size=4, epochs=epochs)):
+            if index == stop_at:
+                raise KeyboardInterrupt
+            loss = what.loss(model(x), y)
+            loss.backward()
+            if record:
+                run.record(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model, run
+
+
+# ---------------------------------------------------------------- the bits
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("make", [Normed, Unused, Frozen])
+def test_gradient_disciplines_are_plain_pytorch(name: str, make: Any) -> None:
+    what = problem(make, samples=22)
+    for rule in OPTIMIZERS.values():
+        model, _ = alone(what, GRADIENTS[name], rule, seed=5)
+        assert_same_bits(model, plain(what, rule, seed=5))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_disciplines_are_plain_pytorch_to_rounding(name: str) -> None:
+    what = problem(Unused, samples=22)
+    for rule in OPTIMIZERS.values():
+        assert_close(alone(what, CHANGES[name], rule)[0], plain(what, rule))
+
+
+@pytest.mark.parametrize("name", named(1))
+def test_every_discipline_is_what_a_function_trains(name: str) -> None:
+    what, discipline = problem(Normed, samples=23), named(1)[name]
+    rule = optimizer_for(discipline)
+    same = ob.train(
+        *what, discipline=discipline, optimizer=rule, workers=1, batch_size=4, epochs=2,
+        engine="sim",
+    )  # fmt: skip
+    model, run = alone(what, discipline, rule or SGD)
+    assert_same_bits(model, same.model)
+    assert run.version == same.summary().updates
+
+
+def test_hogwild_alone_is_plain_pytorch() -> None:
+    what = problem()
+    assert_same_bits(alone(what, "hogwild", MOMENTUM)[0], plain(what, MOMENTUM))
+
+
+def test_schedule_clip_and_groups() -> None:
+    what = problem(samples=23)
+    halve = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+
+    def groups(model: Any) -> list[dict[str, Any]]:
+        return [
+            {"params": list(model[2].parameters()), "lr": 0.2},
+            {"params": list(model[0].parameters())},
+        ]
+
+    model, _ = alone(
+        what, epochs=3, schedule=ob.Schedule(halve), clip=ob.Clip(norm=0.3), groups=groups
+    )
+    same = plain(what, MOMENTUM, epochs=3, schedule=halve, clip=0.3, groups=groups)
+    assert_same_bits(model, same)
+
+
+def test_the_script_decides_which_modules_train() -> None:
+    what = problem(Normed)
+    model = copy.deepcopy(what.model).eval()
+    with join() as run:
+        run.replica(model)
+        optimizer = run.optimizer(SGD)
+        for x, y in run.batches(what.data, batch_size=4):
+            what.loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert int(model[1].num_batches_tracked) == 0
+
+
+# ---------------------------------------------------------------- what the script sees
+
+
+def test_epoch_version_rank_and_workers() -> None:
+    what = problem(samples=8)
+    model = copy.deepcopy(what.model)
+    seen = []
+    with join() as run:
+        run.replica(model)
+        optimizer = run.optimizer(SGD)
+        assert (run.rank, run.workers, run.version, run.epoch) == (0, 1, 0, 0)
+        for x, y in run.batches(what.data, batch_size=4, epochs=2):
+            before = run.version
+            what.loss(model(x), y).backward()
+            optimizer.step()
+            seen.append((run.epoch, before, run.version))
+            optimizer.zero_grad()
+    assert seen == [(0, 0, 1), (0, 1, 2), (1, 2, 3), (1, 3, 4)]
+
+
+def test_after_a_step_the_model_holds_it() -> None:
+    what = problem()
+    model, other = copy.deepcopy(what.model), copy.deepcopy(what.model)
+    rule = SGD(other.parameters())
+    with join() as run:
+        run.replica(model)
+        optimizer = run.optimizer(SGD)
+        for x, y in run.batches(what.data, batch_size=4):
+            for net in (model, other):
+                what.loss(net(x), y).backward()
+            optimizer.step()
+            rule.step()
+            assert_same_bits(model, other)
+            assert model[0].weight.grad is not None
+            optimizer.zero_grad()
+            rule.zero_grad()
+            assert model[0].weight.grad is None
+
+
+def test_param_groups_are_read_and_not_written() -> None:
+    with join() as run:
+        run.replica(nn.Linear(2, 1))
+        optimizer = run.optimizer(SGD)
+        (group,) = optimizer.param_groups
+        assert group["lr"] == 0.1
+        with pytest.raises(ob.ConfigError, match="schedule="):
+            group["lr"] = 0.2
+
+
+class Noisy(Dataset[Any]):
+    """Draws from all three sources of chance."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
+
+
+def test_chance_depends_on_the_seed_and_the_samples_alone() -> None:
+    def draws(disturb: int) -> list[Any]:
+        torch.manual_seed(disturb)
+        random.seed(disturb)
+        np.random.seed(disturb)
+        model, found = nn.Linear(3, 1), []
+        with join(seed=3) as run:
+            run.replica(model)
+            optimizer = run.optimizer(SGD)
+            for x in run.batches(Noisy(), batch_size=4):
+                model(x).sum().backward()
+                optimizer.step()
+                found.append((x, torch.rand(2), random.random(), np.random.rand()))
+        return found
+
+    for one, other in zip(draws(1), draws(2), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+        assert one[2:] == other[2:]
+
+
+# ---------------------------------------------------------------- a folder
+
+
+def test_the_log_has_the_loss_if_it_is_recorded(tmp_path: Path) -> None:
+    for record in (True, False):
+        folder = tmp_path / str(record)
+        alone(problem(), record=record, out=folder)
+        records = [r for r in read(folder / "log.jsonl") if isinstance(r, Updated)]
+        losses = [record.parts[0].loss for record in records]
+        assert len(losses) == 12
+        assert all((loss is not None and loss > 0) == record for loss in losses)
+        assert (folder / "summary.json").exists()
+
+
+@pytest.mark.parametrize("discipline", ["asp", "ssp:2", "soft:1", "local:2", "easgd:2"])
+def test_a_stopped_run_goes_on(tmp_path: Path, discipline: str) -> None:
+    what, rule = problem(), SGD
+    whole, _ = alone(what, discipline, rule)
+    with pytest.raises(KeyboardInterrupt):
+        alone(what, discipline, rule, stop_at=8, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+    model, _ = alone(what, discipline, rule, out=tmp_path / "run", resume=True)
+    applied = [
+        (lease.epoch, position)
+        for record in read(tmp_path / "run" / "log.jsonl")
+        if isinstance(record, Updated)
+        for part in record.parts
+        for lease in part.leases
+        for position in range(lease.start, lease.stop)
+    ]
+    assert sorted(applied) == [(epoch, n) for epoch in range(2) for n in range(24)]
+    if discipline in ("asp", "ssp:2", "soft:1"):  # nothing but gradients was under way
+        assert_same_bits(model, whole)
+
+
+def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
+    alone(problem(), out=tmp_path / "run")
+    with pytest.raises(ob.CheckpointError, match="epochs is 3 here and 2 in the run"):
+        alone(problem(), epochs=3, out=tmp_path / "run", resume=True)
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def member() -> tuple[Member, nn.Module, Any]:
+    run = join()
+    model = run.replica(nn.Linear(3, 2).double())
+    return run, model, run.optimizer(SGD)
+
+
+def test_a_step_before_any_batch() -> None:
+    _, _, optimizer = member()
+    with pytest.raises(ob.ConfigError, match=r"for x, y in run\.batches"):
+        optimizer.step()
+
+
+def test_two_steps_for_one_batch() -> None:
+    run, model, optimizer = member()
+    x, _ = next(iter(run.batches(problem().data, batch_size=4)))
+    model(x).sum().backward()
+    optimizer.step()
+    with pytest.raises(ob.ConfigError, match="one step for each batch"):
+        optimizer.step()
+
+
+def test_a_batch_without_a_step() -> None:
+    run, _, _ = member()
+    batches = run.batches(problem().data, batch_size=4)
+    next(batches)
+    with pytest.raises(ob.ConfigError, match="larger batch_size"):
+        next(batches)
+
+
+def test_a_loop_over_epochs_around_it() -> None:
+    run, model, optimizer = member()
+    for x, _ in run.batches(problem().data, batch_size=4):
+        model(x).sum().backward()
+        optimizer.step()
+    assert run.version == 6
+    with pytest.raises(ob.ConfigError, match=r"pass epochs=3 to batches; run\.epoch says"):
+        run.batches(problem().data, batch_size=4)
+
+
+def test_batches_before_replica_or_optimizer() -> None:
+    run = join()
+    with pytest.raises(ob.ConfigError, match=r"model = run\.replica"):
+        run.batches(problem().data)
+    run.replica(nn.Linear(3, 2))
+    with pytest.raises(ob.ConfigError, match=r"optimizer = run\.optimizer"):
+        run.batches(problem().data)
+
+
+def test_a_loader_instead_of_a_dataset() -> None:
+    run, _, _ = member()
+    with pytest.raises(ob.ConfigError, match=r"loader\.dataset"):
+        run.batches(DataLoader(problem().data))  # type: ignore[arg-type]
+
+
+def test_other_mistakes() -> None:
+    run, model, optimizer = member()
+    with pytest.raises(ob.ConfigError, match="replica is called once"):
+        run.replica(model)
+    with pytest.raises(ob.ConfigError, match="optimizer is called once"):
+        run.optimizer(SGD)
+    with pytest.raises(ob.ConfigError, match="no closure"):
+        optimizer.step(lambda: None)
+    with pytest.raises(ob.ConfigError, match="before its step"):
+        run.record(1.0)
+    with pytest.raises(ob.ConfigError, match=r"partial\(torch\.optim\.SGD"):
+        join().optimizer(SGD(model.parameters()))  # type: ignore[arg-type]
+    with pytest.raises(ob.ConfigError, match="Module"):
+        join().replica(3)  # type: ignore[type-var]
+    with pytest.raises(ob.ConfigError, match="did you mean 'discipline'"):
+        join(disciplin="asp")  # type: ignore[call-arg]
+
+
+def test_a_loss_that_is_no_number_ends_the_run() -> None:
+    run, model, optimizer = member()
+    x, _ = next(iter(run.batches(problem().data, batch_size=4)))
+    model(x).sum().backward()
+    run.record(float("nan"))
+    with pytest.raises(ob.RunError, match="the loss is nan at worker 0"):
+        optimizer.step()
+
+
+def test_torchruns_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "one", "MASTER_PORT": "1234",
+    }  # fmt: skip
+    for key, value in words.items():
+        monkeypatch.setenv(key, value)
+    run = join()
+    assert (run.rank, run.workers) == (3, 4)
+    assert run._host == Torchrun(3, 4, 1, 2, "one", 1234)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert join().workers == 1
