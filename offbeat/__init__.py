@@ -3,18 +3,18 @@
 The modules in the order in which a gradient meets them:
 
 - `task`, `setup`, `job`: what is trained, checked and put together
-- `lease`, `data`: which samples a worker gets, and the batches made of them
+- `lease`, `data`, `prefetch`: which samples a worker gets, and the batches made of them
 - `replica`: batch to gradient
 - `send`, `codec`: what goes out, and how small
-- `contribution`: what travels
+- `contribution`, `link`: what travels, and over what
 - `store`: admit, gather, weigh, apply; checkpoints
 - `log`, `replay`: the ordered record of a run, and running it again
 - `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
-- `worker`: the cycle that ties these together
+- `worker`, `loop`: the cycle that ties these together, and its turns in real time
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
-- `session`, `train`, `cost`, `run`: the front door for functions
-- `script`, `join`, `kept`: the front door for scripts
-- `report`, `cli`, `demo`: what a run cost, and the command line
+- `session`, `train`, `cost`, `kept`, `run`: the front door for functions
+- `script`, `join`: the front door for scripts
+- `report`, `cli`, `demo`, `doctor`: what a run cost, and the command line
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
 
@@ -62,7 +62,7 @@ from offbeat.log import Listener
 from offbeat.replay import Replay, replay
 from offbeat.replica.objective import BatchLoss
 from offbeat.report.summary import History, Summary
-from offbeat.run import Run
+from offbeat.run import Interrupted, Run
 from offbeat.store.table import ByCount, BySize, ByWeight
 from offbeat.store.updater import Clip, Schedule
 from offbeat.task import Task
@@ -105,6 +105,7 @@ __all__ = [
     "History",
     "Hogwild",
     "InPlace",
+    "Interrupted",
     "Inverse",
     "Listener",
     "LocalSGD",

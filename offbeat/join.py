@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from offbeat.codec import Codec
 from offbeat.data import Collate
 from offbeat.discipline import Discipline
+from offbeat.engine import local_script, torchrun
 from offbeat.engine.alone import AloneSeat
 from offbeat.errors import ConfigError
 from offbeat.lease import Lease
@@ -75,13 +76,6 @@ class Alone:
         return AloneSeat(wanted)
 
 
-class WorkerSeat(Seat, Protocol):
-    """A seat in a process that was started for it."""
-
-    def ended(self, error: BaseException | None) -> NoReturn:
-        """The script has come to its end here, and with it this process."""
-
-
 @dataclass
 class Launched:
     """`offbeat run` on this machine: one process until the first `batches`, then several.
@@ -95,7 +89,7 @@ class Launched:
     emulate: tuple[float, ...] | None = None
     listeners: Sequence[Listener] = ()
     rank: int = 0
-    worker: "WorkerSeat | None" = None  # in a worker's process, once there is one
+    worker: local_script.ForkedSeat | None = None  # in a worker's process, once there is one
 
     def settle(self, defaults: Settings) -> Settings:
         return replace(defaults, **self.asked)
@@ -103,8 +97,11 @@ class Launched:
     def seat(self, wanted: Wanted) -> Seat:
         if self.worker is not None:
             raise ConfigError("a script joins one run: use one ob.join() and one loop")
-        self.worker = start_local(wanted, self)
-        return self.worker
+        found = local_script.start(wanted, self.emulate, self.listeners)
+        if isinstance(found, Run):
+            raise Finished(found)
+        self.worker = found
+        return found
 
     def ended(self, error: BaseException | None) -> None:
         """The script is through or has failed; a worker's process goes no further than here."""
@@ -127,7 +124,8 @@ class Torchrun:
         return defaults
 
     def seat(self, wanted: Wanted) -> Seat:
-        return start_torchrun(wanted, self)
+        local_script.refuse_several_machines(self.workers, self.local_workers)
+        return torchrun.enter(wanted, torchrun.Rank(self.rank, self.workers, self.run, self.port))
 
 
 def _torchrun() -> Torchrun | None:
@@ -150,20 +148,6 @@ class Finished(SystemExit):
     def __init__(self, result: Run):
         super().__init__(0)
         self.result = result
-
-
-def start_local(wanted: Wanted, launched: Launched) -> WorkerSeat:
-    """Become the launcher; return in each worker with its seat, and raise `Finished` here."""
-    raise ConfigError(
-        "scripts do not run on several processes yet: add --engine sim, or run python alone"
-    )
-
-
-def start_torchrun(wanted: Wanted, torchrun: Torchrun) -> Seat:
-    """Return this process's seat, with the server in the process of local rank 0."""
-    raise ConfigError(
-        "scripts do not run under torchrun yet: use offbeat run --engine sim, or python alone"
-    )
 
 
 # ---------------------------------------------------------------- what the script holds

@@ -149,12 +149,7 @@ def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | N
 def _describe_engine(local: Local | None, cluster: Cluster) -> dict[str, Any]:
     if local is None:
         return {"engine": "sim", "cluster": cluster.to_toml()}
-    return {
-        "engine": "local",
-        "threads": local.threads_for(len(cluster)),
-        "overlap": local.overlap,
-        "emulate": None if local.emulate is None else list(local.emulate),
-    }
+    return local.described(len(cluster))
 
 
 def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:

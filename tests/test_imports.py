@@ -86,7 +86,7 @@ LAYERS: dict[str, set[str]] = {
     "engine": set(),
     "engine.process": {"errors"},
     "engine.orders": set(),
-    "engine.server": {"board", "lease", "contribution", "link", "store.core", "store.table"},
+    "engine.server": {"errors", "board", "lease", "contribution", "link", "store.core", "store.table"},
     "engine.keep": {"link.memory"},
     "engine.steward": {"log", "link.memory", "store.core", "store.table", "engine"},
     "engine.crew": {
@@ -94,7 +94,37 @@ LAYERS: dict[str, set[str]] = {
         *("link", "engine", "replica.evaluate"),
         *("store.table", "store.parameters", "store.core", "store.checkpoint"),
     },
-    "engine.local": {"errors", "log", "report.summary", "engine"},
+    "engine.local": {"errors", "log", "kept", "run", "report.summary", "engine"},
+    "engine.station": {"choices", "discipline", "job", "worker", "prefetch", "loop", "link"},
+    "engine.local_script": {
+        *("errors", "log", "job", "worker", "loop", "kept", "run", "script"),
+        *("link", "report.summary", "store.core", "engine"),
+    },
+    "engine.torchrun": {
+        *("errors", "job", "kept", "script", "setup", "report.summary", "engine"),
+    },
+    "link.direct": {"errors", "lease", "contribution", "link.base", "store.core"},
+    "script": {
+        *("errors", "discipline", "codec", "data", "lease", "task", "job", "setup", "worker"),
+        *("loop", "link.base", "store.table", "store.updater", "store.core"),
+    },
+    "kept": {
+        *("errors", "job", "log", "run", "setup", "report.summary"),
+        *("store.checkpoint", "store.core", "store.table"),
+    },
+    "engine.alone": {
+        *("choices", "lease", "job", "worker", "loop", "run", "session", "script", "kept"),
+        *("link", "report.summary", "store.table"),
+    },
+    "engine.sim_script": {
+        *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
+        *("session", "setup", "replay", "script", "kept", "report.summary"),
+        *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state"),
+    },
+    "join": {
+        *("errors", "spelling", "discipline", "codec", "data", "lease", "log", "task", "run"),
+        *("script", "engine", "store.table", "store.updater"),
+    },
     "engine.sim": {
         *("errors", "choices", "pace", "cluster", "contribution", "job", "send", "worker"),
         "store.core",
@@ -119,9 +149,9 @@ LAYERS: dict[str, set[str]] = {
     },
     "train": {
         *("errors", "choices", "discipline", "task", "cluster", "log"),
-        *("job", "setup", "session", "run"),
+        *("job", "setup", "session", "send", "run", "kept"),
         *("replica.objective", "replica.evaluate", "report.summary", "engine"),
-        *("store.table", "store.core", "store.checkpoint"),
+        "store.checkpoint",
     },
     "doctor": {"report.tables", "store.checkpoint"},
     "cost": {

@@ -2,20 +2,22 @@
 
 import importlib
 import types
+from pathlib import Path
 
 import pytest
 
 import offbeat
 
+PACKAGE = Path(offbeat.__file__).parent
 PUBLIC = [
     "ASP", "ASUP", "BMUF", "BSP", "EASGD", "SSP",
     "Accumulated", "AdaptiveDelayCompensation", "All", "AsyncLocalSGD", "Average",
     "BatchLoss", "ByCount", "BySize", "ByWeight", "Change", "CheckpointError", "Clip", "Cluster",
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
     "Elastic", "Failure", "FedBuff", "GapAware", "Gradient", "History", "Hogwild", "InPlace",
-    "Inverse", "Listener", "LocalSGD", "Machine", "OffbeatError", "Pause", "Polynomial", "Replay",
-    "ReplayMismatch", "Rule", "Run", "RunError", "Schedule", "SoftSync", "Summary", "Task",
-    "Yours", "codec", "estimate", "optim", "parse", "replay", "train",
+    "Interrupted", "Inverse", "Listener", "LocalSGD", "Machine", "Member", "OffbeatError", "Pause", "Polynomial",
+    "Replay", "ReplayMismatch", "Rule", "Run", "RunError", "Schedule", "SoftSync", "Summary", "Task",
+    "Yours", "codec", "estimate", "join", "optim", "parse", "replay", "train",
 ]  # fmt: skip
 
 
@@ -45,7 +47,8 @@ def test_functions_win_over_the_modules_of_their_name() -> None:
 
 def test_the_docstring_names_every_module_of_the_package() -> None:
     assert offbeat.__doc__ is not None
-    for name in ("task", "lease", "replica", "send", "store", "log", "board", "worker", "engine"):
+    places = PACKAGE.iterdir()
+    for name in {place.stem for place in places if not place.stem.startswith("_")}:
         assert f"`{name}`" in offbeat.__doc__
 
 

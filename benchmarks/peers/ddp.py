@@ -92,4 +92,4 @@ def _ranks(function: str, ranks: int, threads: int, **arguments: Any) -> list[di
     with tempfile.TemporaryDirectory() as folder:
         shared = {"meet": f"file://{folder}/meet", "ranks": ranks, **arguments}
         each = [{**shared, "rank": rank} for rank in range(ranks)]
-        return together(f"ddp_ranks:{function}", each, threads)
+        return together(f"peers.ddp_ranks:{function}", each, threads)

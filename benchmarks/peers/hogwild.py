@@ -28,7 +28,7 @@ def straggler(
     to the end of the last one's first step.
     """
     arguments = {"emulate": list(emulate), "batch": batch, "seconds": seconds, "threads": threads}
-    runs = [alone("hogwild:launch", arguments, threads) for _ in range(repeats)]
+    runs = [alone("peers.hogwild:launch", arguments, threads) for _ in range(repeats)]
     return Rate(tuple(run["per_second"] for run in runs), tuple(run["start_up"] for run in runs))
 
 

@@ -1,4 +1,4 @@
-"""Start functions of the peers in processes of their own, and take their results as JSON."""
+"""Start functions in processes of their own, and take their results as JSON."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class PeerFailed(Exception):
 def alone(
     target: str, arguments: Mapping[str, Any], threads: int = 1, timeout: float = 900
 ) -> dict[str, Any]:
-    """What `module:function` of the peers returns in a fresh process."""
+    """What `module:function`, the module counted from this package, returns in a fresh process."""
     return together(target, [arguments], threads, timeout)[0]
 
 
@@ -125,7 +125,7 @@ def main() -> None:
 
     torch.set_num_threads(int(threads))
     module, name = target.split(":")
-    function = getattr(import_module(f"benchmarks.peers.{module}"), name)
+    function = getattr(import_module(f"benchmarks.{module}"), name)
     print(json.dumps(function(**json.loads(arguments))), flush=True)
 
 

@@ -36,7 +36,7 @@ def small_step(
 ) -> Times:
     """A step of the small MLP, mean over `steps` in each repeat; of several, the slower one's."""
     arguments = {"batch": batch, "steps": steps, "repeats": repeats}
-    results = together("plain:small_loop", [arguments] * processes, threads)
+    results = together("peers.plain:small_loop", [arguments] * processes, threads)
     return Times(tuple(map(max, zip(*(r["seconds"] for r in results), strict=True))))
 
 
@@ -45,7 +45,7 @@ def resnet(
 ) -> Training:
     """ResNet-50 in `processes` that know nothing of each other, each with so many threads."""
     arguments = {"batch": batch, "steps": steps, "side": side}
-    results = together("plain:resnet_loop", [arguments] * processes, threads)
+    results = together("peers.plain:resnet_loop", [arguments] * processes, threads)
     return Training(
         Times(tuple(second for r in results for second in r["seconds"])),
         sum(batch / mean(r["seconds"]) for r in results),
@@ -69,7 +69,7 @@ def mnist(
         "folder": str(folder), "epochs": epochs, "batch": batch, "seed": seed, "samples": samples,
         "rule": rule,
     }  # fmt: skip
-    return Trained(**together("plain:mnist_loop", [arguments] * processes, threads)[0])
+    return Trained(**together("peers.plain:mnist_loop", [arguments] * processes, threads)[0])
 
 
 def small_loop(batch: int, steps: int, repeats: int) -> dict[str, Any]:

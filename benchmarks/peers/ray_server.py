@@ -55,7 +55,7 @@ def _run(function: str, arguments: dict[str, Any], threads: int) -> dict[str, An
     with tempfile.TemporaryDirectory(
         prefix="ray", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:
-        return alone(f"ray_server:{function}", {**arguments, "folder": folder}, threads)
+        return alone(f"peers.ray_server:{function}", {**arguments, "folder": folder}, threads)
 
 
 def _needed() -> None:

@@ -21,7 +21,7 @@ def exchange(floats: int, *, repeats: int = 15, threads: int = 1) -> Times:
     with tempfile.TemporaryDirectory() as folder:
         arguments = {"meet": f"file://{folder}/meet", "floats": floats, "repeats": repeats}
         each = [{**arguments, "name": name} for name in (SERVER, WORKER)]
-        return Times(tuple(together("rpc:member", each, threads)[1]["seconds"]))
+        return Times(tuple(together("peers.rpc:member", each, threads)[1]["seconds"]))
 
 
 class Server:

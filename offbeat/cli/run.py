@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import torch
 import typer
 
 from offbeat.choices import at_least
@@ -131,6 +132,7 @@ def _local(
         workers = 4 if emulate is None or "," not in emulate else emulate.count(",") + 1
     least = None if emulate is None else emulated(emulate, workers)
     launched = Launched(at_least("workers", workers, 1), asked, least, (progress,))
+    torch.set_num_threads(1)  # until the workers are there, who then share the cores
     mark = host.set(launched)
     try:
         with script.as_program(), _script(script, progress, as_json):

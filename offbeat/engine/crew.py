@@ -56,6 +56,15 @@ class Local:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads!r}")
 
+    def described(self, workers: int) -> dict[str, Any]:
+        """What a run folder says of this engine: all that replay and resuming depend on."""
+        return {
+            "engine": "local",
+            "threads": self.threads_for(workers),
+            "overlap": self.overlap,
+            "emulate": None if self.emulate is None else list(self.emulate),
+        }
+
     def threads_for(self, workers: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // workers)
 

@@ -113,9 +113,13 @@ class Launcher:
             else:
                 with mine:
                     self._fork(number, main)
-            assert self.orders is not None
-            with suppress(OSError):  # if the server has died meanwhile, its handle will tell
-                send_order(self.orders, Wire(number), theirs)
+            self._hand_over(number, theirs)
+
+    def _hand_over(self, number: int, wire: socket.socket) -> None:
+        """The server gets its end of a wire."""
+        assert self.orders is not None
+        with suppress(OSError):  # if the server has died meanwhile, its handle will tell
+            send_order(self.orders, Wire(number), wire)
 
     def _branch(self, number: int, theirs: socket.socket, mine: socket.socket) -> None:
         """Fork a worker that leaves the launcher from here, by an exception, and goes on."""
@@ -161,9 +165,12 @@ class Launcher:
                 return False
         if self._patience_left() == 0.0:
             self._kill_all()
-        if self.done is None and not any(number >= 0 for number in self.children):
+        if self.done is None and self._left_alone():
             self._halt()  # every script has left its loop before the end
         return True
+
+    def _left_alone(self) -> bool:
+        return not any(number >= 0 for number in self.children)
 
     def _read(self) -> None:
         assert self.inbox is not None
@@ -323,6 +330,11 @@ def run_local(
             for listener in listeners:
                 listener.end()
             crew.close()
+    return write_run(crew, kept, tally, done)
+
+
+def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
+    """What the run came to, in its folder too if it has one."""
     words = done.words.values()
     memory = {"store": done.memory}
     for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
@@ -330,7 +342,7 @@ def run_local(
     kinds = ("input_queue", "reading_hidden", "exchange_hidden")
     told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
     overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
-    name = str(job.discipline)
+    name = str(crew.job.discipline)
     summary = tally.summary(name, "local", done.ledger, memory, done.hash, overlap)
     model = crew.tested_into(copy.deepcopy(crew.content.model))
     run = kept.write(model, tally.history, summary)

@@ -4,9 +4,10 @@ import copy
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ class Turns:
 turns = Turns()
 
 
-def examples(count: int, local: int = 3) -> Callable[[Any], Any]:
+def examples(count: int, local: int = 2) -> Callable[[Any], Any]:
     """So many examples, and no search for a smaller one: each is one run or several.
 
     Real processes are slow to start, so that they get few of them.
@@ -70,6 +71,14 @@ def examples(count: int, local: int = 3) -> Callable[[Any], Any]:
         return decide(test)
 
     return decorate
+
+
+def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Every combination for the simulator, and each value of each axis once for real processes."""
+    values = [list(axis) for axis in axes]
+    longest = max(len(axis) for axis in values)
+    diagonal = [tuple(axis[i % len(axis)] for axis in values) for i in range(longest)]
+    return [("sim", *row) for row in product(*values)] + [("local", *row) for row in diagonal]
 
 
 @contextmanager

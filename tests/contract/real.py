@@ -89,7 +89,7 @@ def translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Links are as fast as the memory here, and nobody comes late: everybody is waited for.
     """
-    options = dict(options)
+    options = {"threads": 1} | dict(options)  # the test's own process has one too
     cluster = options.pop("cluster", None)
     if cluster is None:
         return options

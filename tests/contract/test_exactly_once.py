@@ -72,8 +72,11 @@ def _check_books(seen: Records) -> None:
     assert [record.epoch for record in seen.of(EpochDone)] == [0, 1]
 
 
-def test_the_schedules_do_what_they_are_meant_to(engine):
-    """Lost workers, refused contributions and late joins do happen in such clusters."""
+def test_the_schedules_do_what_they_are_meant_to(sim_only):
+    """Lost workers, refused contributions and late joins do happen in such clusters.
+
+    Counted to the last one in virtual time; real faults have a test of their own.
+    """
     machines = (
         ob.Machine(Constant(0.01)),
         ob.Machine(Constant(0.01), failures=(ob.Failure(0.025, 0.05),)),
@@ -82,7 +85,7 @@ def test_the_schedules_do_what_they_are_meant_to(engine):
     )
     cluster = ob.Cluster(machines, patience=0.02)
     seen = Records()
-    got = run(engine, problem(samples=80), "asp", cluster=cluster, listeners=[seen])
+    got = run(sim_only, problem(samples=80), "asp", cluster=cluster, listeners=[seen])
     figures = got.summary()
     assert figures.lost == 2
     assert figures.refused == 1
@@ -94,8 +97,12 @@ def test_the_schedules_do_what_they_are_meant_to(engine):
 @pytest.mark.parametrize("name", ["bsp", "ssp", "local", "diloco", "asup", "average", "bmuf"])
 @examples(8)
 @given(at=st.sampled_from([0.0, 0.005, 0.012, 0.03]), seed=seeds, pause=st.booleans())
-def test_a_silent_worker_holds_up_nobody_longer_than_patience(engine, name, at, seed, pause):
-    """One worker of three falls silent for ever; the others are late by patience and no more."""
+def test_a_silent_worker_holds_up_nobody_longer_than_patience(sim_only, name, at, seed, pause):
+    """One worker of three falls silent for ever; the others are late by patience and no more.
+
+    Seconds are exact in virtual time alone.
+    """
+    engine = sim_only
     patience, ever = 0.05, 1000.0
     trouble = {"pauses": (ob.Pause(at, ever),)} if pause else {"failures": (ob.Failure(at),)}
     steady = ob.Machine(Constant(0.01))
@@ -107,8 +114,9 @@ def test_a_silent_worker_holds_up_nobody_longer_than_patience(engine, name, at, 
     assert got.summary().seconds <= patience + 0.01 * (steps / 2 + 4)
 
 
-def test_a_worker_that_dies_in_its_pause_and_returns_holds_up_nobody_either(engine):
+def test_a_worker_that_dies_in_its_pause_and_returns_holds_up_nobody_either(sim_only):
     """The pause ends with the incarnation that was paused, or at the latest with patience."""
+    engine = sim_only  # seconds are exact in virtual time alone
     steady = ob.Machine(Constant(0.01))
     faulty = ob.Machine(
         Constant(0.01), pauses=(ob.Pause(0.02, 1000.0),), failures=(ob.Failure(0.03, 0.01),)
@@ -118,10 +126,11 @@ def test_a_worker_that_dies_in_its_pause_and_returns_holds_up_nobody_either(engi
     assert got.summary().seconds < 1.0
 
 
-def test_when_all_are_gone_for_good_the_run_says_so(engine):
+def test_when_all_are_gone_for_good_the_run_says_so(sim_only):
+    """Real workers come back, unless they die again and again."""
     machine = ob.Machine(Constant(0.01), failures=(ob.Failure(0.03),))
     with pytest.raises(ob.RunError, match="no worker is left"):
-        run(engine, problem(), "asp", cluster=ob.Cluster((machine, machine)))
+        run(sim_only, problem(), "asp", cluster=ob.Cluster((machine, machine)))
 
 
 @pytest.mark.parametrize("name", NAMES)

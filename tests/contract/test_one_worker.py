@@ -13,6 +13,7 @@ from tests.contract.common import (
     SGD,
     assert_close,
     assert_same_bits,
+    covering,
     plain,
     problem,
     run,
@@ -84,8 +85,9 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": last, "lr": 0.2}, {"params": first, "weight_decay": 0.3}]
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("engine", "name", "optimizer"), covering(GRADIENTS, OPTIMIZERS), indirect=["engine"]
+)
 def test_gradient_disciplines_bit_for_bit(engine, name, optimizer):
     what, rule = problem(), OPTIMIZERS[optimizer]
     got = run(engine, what, GRADIENTS[name], workers=1, optimizer=rule, seed=5)
@@ -93,8 +95,9 @@ def test_gradient_disciplines_bit_for_bit(engine, name, optimizer):
     assert got.summary().staleness_max == 0
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.parametrize("make", [Normed, Unused, Frozen])
+@pytest.mark.parametrize(
+    ("engine", "name", "make"), covering(GRADIENTS, [Normed, Unused, Frozen]), indirect=["engine"]
+)
 def test_other_models_bit_for_bit(engine, name, make):
     what = problem(make, samples=22)  # and a last batch of two
     got = run(engine, what, GRADIENTS[name], workers=1, optimizer=ADAM)
@@ -142,9 +145,11 @@ def test_each_setting_matters(engine, setting):
     assert with_it.parameter_hash != without.parameter_hash
 
 
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("make", [Frozen, Unused])
+@pytest.mark.parametrize(
+    ("engine", "name", "optimizer", "make"),
+    covering(CHANGES, OPTIMIZERS, [Frozen, Unused]),
+    indirect=["engine"],
+)
 def test_change_disciplines_to_rounding(engine, name, optimizer, make):
     what, rule = problem(make, samples=22), OPTIMIZERS[optimizer]
     got = run(engine, what, CHANGES[name], workers=1, optimizer=rule, seed=7)

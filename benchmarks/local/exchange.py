@@ -1,0 +1,119 @@
+"""What an exchange of ResNet-50's parameters costs, beside the memory's limit and other servers."""
+
+from statistics import median
+from typing import Any
+
+from benchmarks.beside import measured
+from benchmarks.figure import Figure, Peer
+from benchmarks.peers import ddp, ray_server, rpc
+from benchmarks.peers.launch import alone
+from benchmarks.peers.limit import HELD, resnet_shapes
+from benchmarks.scale import RESNET_FLOATS, Scale
+
+LIMITS = {"sgd": "axpy + copy", "momentum": "momentum step + copy", "adam": "fused Adam + copy"}
+BOUNDS = {"sgd": 1.25, "adam": 1.3}
+
+
+def exchange(scale: Scale) -> list[Figure]:
+    """Push, apply and pull against the raw limit, all-reduce, RPC and Ray."""
+    size = f"exchange of {scale.floats / 1e6:.1f} M floats"
+    sgd = _rounds(scale, "sgd")
+    others = {
+        "gloo all-reduce, 2 ranks": (ddp.all_reduce, 4.0),
+        "torch RPC server": (rpc.exchange, 6.0),
+        "Ray actor server": (ray_server.exchange, None),
+    }
+    figures = [
+        _over_limit(f"{size}, SGD, over the limit", sgd, "sgd", BOUNDS["sgd"]),
+        _over_limit(f"{size}, Adam, over the limit", _rounds(scale, "adam"), "adam", BOUNDS["adam"]),
+    ]
+    mine = 1e3 * median(sgd["exchange"])
+    for name, (measure, bound) in others.items():
+        peer = measured(
+            name, "ms", lambda m=measure: 1e3 * m(scale.floats, repeats=scale.exchanges).median
+        )
+        faster = None if peer.value is None else peer.value / mine
+        what = f"{size}, SGD: {name} over offbeat"
+        figures.append(
+            Figure(what, faster, "x", at_least=bound, peers=(Peer("offbeat", mine, "ms"), peer))
+        )
+    return [
+        *figures,
+        _over_limit(
+            f"{size}, SGD, one worker alone: reads in place, over the same limit",
+            _rounds(scale, "sgd", copied=False),
+            "sgd",
+        ),
+        _over_limit(
+            f"{size}, SGD, with a hash of every version in the log, over the limit",
+            _rounds(scale, "sgd", hashed=True),
+            "sgd",
+        ),
+    ]
+
+
+def before_image(scale: Scale) -> list[Figure]:
+    """What it would cost to keep, before every update, all that the update changes.
+
+    A server that is killed within a step leaves its parameters half written. Undoing that step
+    takes a copy from before it, in memory that outlives the server.
+    """
+    figures = []
+    for rule, name in (("momentum", "SGD with momentum"), ("adam", "Adam")):
+        found = _rounds(scale, rule)
+        whole = [a + b for a, b in zip(found["exchange"], found["image"], strict=True)]
+        ratio = _ratio(whole, found["limit"])
+        figures.append(
+            Figure(
+                f"exchange and a before-image of every update, {name}, over the limit",
+                ratio,
+                "x",
+                beside="why a killed server goes back to its last checkpoint",
+                peers=(
+                    Peer("exchange", _milliseconds(found["exchange"]), "ms"),
+                    Peer(
+                        "before-image",
+                        _milliseconds(found["image"]),
+                        "ms",
+                        f"{HELD[rule]} copies: parameters and state",
+                    ),
+                    Peer(LIMITS[rule], _milliseconds(found["limit"]), "ms"),
+                ),
+            )
+        )
+    return figures
+
+
+def _rounds(scale: Scale, rule: str, copied: bool = True, hashed: bool = False) -> dict[str, Any]:
+    shapes = resnet_shapes() if scale.floats == RESNET_FLOATS else [[scale.floats]]
+    arguments = {
+        "shapes": shapes, "repeats": scale.exchanges, "rule": rule, "copied": copied,
+        "hashed": hashed,
+    }  # fmt: skip
+    return alone("local.exchange_process:rounds", arguments)
+
+
+def _over_limit(
+    what: str, found: dict[str, Any], rule: str, at_most: float | None = None
+) -> Figure:
+    threads = f"{found['threads']} thread{'s' * (found['threads'] > 1)}"
+    return Figure(
+        what,
+        _ratio(found["exchange"], found["limit"]),
+        "x",
+        at_most=at_most,
+        peers=(
+            Peer("offbeat", _milliseconds(found["exchange"]), "ms"),
+            Peer(f"{LIMITS[rule]}, {threads}", _milliseconds(found["limit"]), "ms"),
+            Peer("the same in private memory", _milliseconds(found["private"]), "ms"),
+        ),
+    )
+
+
+def _ratio(mine: list[float], limit: list[float]) -> float:
+    """The median of ratios of neighbours in time: the memory's speed drifts."""
+    return median(a / b for a, b in zip(mine, limit, strict=True))
+
+
+def _milliseconds(seconds: list[float]) -> float:
+    return 1e3 * median(seconds)

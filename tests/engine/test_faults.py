@@ -1,0 +1,477 @@
+"""Processes of a local run are killed, stopped and frozen: it goes on, or ends with clear words."""
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+import offbeat as ob
+from offbeat.engine import crew as crew_module
+from offbeat.link import memory
+from offbeat.log import EpochDone, Evaluated, Joined, Lost, Refused, Rested, Updated
+from offbeat.store import checkpoint
+from offbeat.store.checkpoint import RunFolder
+from tests.contract.common import NAMES, Stop, StopAfter, named, problem, run, scratch
+from tests.engine.common import (
+    PATIENCE,
+    Gate,
+    Script,
+    after,
+    assert_exact,
+    assert_replays,
+    children,
+    contributed,
+    faulty,
+    me,
+    message_of,
+    nothing_left,
+    seen,
+    strike,
+)
+
+# One of each kind: lock-step, with a backup, groups, slack, free, sums of gradients, changes of
+# weights in and out of step, an elastic centre, a buffer.
+KINDS = ["bsp", "bsp-backup", "soft", "ssp", "asp-dc", "downpour", "local", "easgd", "fedbuff"]
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    with nothing_left():
+        yield made
+    made.close()
+
+
+@pytest.fixture
+def out() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder / "run"
+
+
+# ---------------------------------------------------------------- workers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_worker_is_killed(gate, out, name):
+    steps = [after(3), strike("offbeat 1"), seen(Lost, 1), seen(Joined, 1), contributed(1, 2)]
+    done, _, what = faulty(gate, named(3)[name], steps, out=out)
+    assert done.summary().lost == 1
+    assert_exact(done, 96, 12)
+    assert_replays(done, what)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_worker_that_wakes_is_refused_and_joins_again(gate, out, name):
+    steps = [
+        after(3),
+        strike("offbeat 1", what=signal.SIGSTOP),
+        seen(Lost, 1),
+        strike("offbeat 1", what=signal.SIGCONT),
+        seen(Joined, 1),
+        contributed(1, 2),
+    ]
+    pid: list[int] = []
+    steps.insert(1, lambda record: not pid.append(children()["offbeat 1"]))
+    steps.append(lambda record: children()["offbeat 1"] == pid[0])  # the same process
+    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=20)
+    assert done.summary().lost >= 1
+    assert_exact(done, 96, 20)
+    assert_replays(done, what)
+
+
+def test_what_a_woken_worker_sends_is_refused(gate):
+    """Stopped in the middle of a step, which the gate makes nearly certain, it has one to send."""
+    rounds = [
+        strike("offbeat 1", what=signal.SIGSTOP),
+        seen(Lost, 1),
+        strike("offbeat 1", what=signal.SIGCONT),
+        seen(Joined, 1),
+    ]
+    steps = [after(3), *rounds, contributed(1, 2), *rounds]
+    done, script, _ = faulty(gate, "asp", steps, patience=0.2, epochs=20)
+    assert any(isinstance(r, Refused) and r.worker == 1 for r in script.all)
+    assert_exact(done, 96, 20)
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp", "local"])
+def test_a_frozen_worker_is_replaced(gate, out, name):
+    pid: list[int] = []
+    steps = [
+        after(3),
+        lambda record: not pid.append(children()["offbeat 1"]),
+        strike("offbeat 1", what=signal.SIGSTOP),
+        seen(Lost, 1),
+        seen(Joined, 1),
+        contributed(1, 2),
+        lambda record: children()["offbeat 1"] != pid[0],
+    ]
+    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=30, patience=0.2)
+    assert_exact(done, 96, 30)
+    assert_replays(done, what)
+
+
+def test_all_workers_are_killed_at_once(gate, out):
+    everybody = ("offbeat 0", "offbeat 1", "offbeat 2")
+    steps = [after(3), strike(*everybody), after(3), strike(*everybody), after(3)]
+    done, _, what = faulty(gate, "ssp:1", steps, out=out)
+    assert done.summary().lost == 6
+    assert_exact(done, 96, 12)
+    assert_replays(done, what)
+
+
+@pytest.mark.parametrize("name", ["bsp", "easgd"])
+def test_a_worker_is_killed_before_the_first_step(gate, out, name):
+    """The very first record is somebody's entry, when nobody has begun yet."""
+    steps = [strike("offbeat 0"), strike("offbeat 2"), after(3)]
+    done, _, what = faulty(gate, named(3)[name], steps, out=out)
+    assert_exact(done, 96, 12)
+    assert_replays(done, what)
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp"])
+def test_the_last_samples_are_held_by_a_stopped_worker(gate, out, name):
+    """The others rest, get its leases when it is given up, and the run ends without it."""
+
+    def nearly_over(record: Any) -> bool:
+        return isinstance(record, Updated) and record.parts[0].leases[0].epoch == 1
+
+    steps = [nearly_over, strike("offbeat 1", what=signal.SIGSTOP)]
+    done, script, what = faulty(gate, named(3)[name], steps, out=out, epochs=2, patience=0.3)
+    assert any(isinstance(r, Rested) for r in script.all) or name == "bsp"
+    assert_exact(done, 96, 2)
+    assert_replays(done, what)
+
+
+def test_a_worker_that_always_dies_ends_the_run():
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if me() == "offbeat 1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return F.mse_loss(output, target)
+
+    what = problem()._replace(loss=loss)
+    with nothing_left():
+        said = message_of(
+            ob.RunError, lambda: run("local", what, "asp", workers=2, epochs=2000, patience=5.0)
+        )
+    assert said.startswith("worker 1 was killed by SIGKILL 4 times in a row without any work")
+    assert "fewer workers" in said
+
+
+def test_steps_longer_than_patience_end_the_run():
+    """Without a limit such a worker would be given up and join again for ever."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if me() == "offbeat 1":
+            gate(output, target)
+        return F.mse_loss(output, target)
+
+    gate = Gate(seconds=0.3)
+    what = problem()._replace(loss=loss)
+    with nothing_left():
+        said = message_of(
+            ob.RunError, lambda: run("local", what, "bsp", workers=2, epochs=9999, patience=0.1)
+        )
+    gate.close()
+    assert "worker 1 was silent for longer than patience (0.1 s) 3 times in a row" in said
+    assert "pass a larger patience" in said
+
+
+# ---------------------------------------------------------------- the user's own code
+
+
+def test_an_exception_in_the_loss_is_told_with_its_place():
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such class")
+
+    line = loss.__code__.co_firstlineno + 1
+    what = problem()._replace(loss=loss)
+    with nothing_left():
+        said = message_of(ob.RunError, lambda: run("local", what, "bsp", workers=2))
+    assert "failed: ValueError: no such class" in said
+    assert said.endswith(f"({__file__} line {line})")
+    assert "Traceback" not in said
+
+
+class Broken(Dataset):
+    """One sample cannot be read."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == 23 and me().startswith("offbeat"):
+            raise OSError("the file of sample 23 is gone")
+        return torch.zeros(3, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_an_exception_in_the_dataset_is_told_with_its_place(prefetch):
+    line = Broken.__getitem__.__code__.co_firstlineno + 2
+    what = problem()
+    with nothing_left():
+        said = message_of(
+            ob.RunError,
+            lambda: run("local", what._replace(data=Broken()), "asp", workers=2, prefetch=prefetch),
+        )
+    assert "OSError: the file of sample 23 is gone" in said
+    assert f"({__file__} line {line})" in said
+
+
+def test_numbers_that_are_not_finite_end_the_run_in_words():
+    what = problem()._replace(loss=lambda output, target: output.sum() * float("nan"))
+    with nothing_left():
+        said = message_of(ob.RunError, lambda: run("local", what, "bsp", workers=2))
+    assert said.startswith("the loss is nan at worker")
+
+
+# ---------------------------------------------------------------- the tester
+
+
+def test_the_tester_is_killed_again_and_again(gate, out):
+    """More often than a process that never gets anything done would be forgiven."""
+    steps = []
+    for _ in range(5):
+        steps += [seen(EpochDone), strike("offbeat tester"), seen(Evaluated)]
+    what = problem(samples=96)
+    done, _, what = faulty(
+        gate, "asp", steps, out=out, epochs=30, test=what.data, evaluate_every=24
+    )
+    assert done.history.tests[-1].version == done.summary().updates
+    assert_exact(done, 96, 30)
+    assert_replays(done, what)
+
+
+def test_the_tester_is_killed_during_the_last_test(gate, out):
+    """The gate slows its batches down, so it is still at work when the last epoch is told."""
+    what = problem(samples=96)
+    steps = [seen(EpochDone), seen(EpochDone), strike("offbeat tester")]
+    done, _, _ = faulty(gate, "bsp", steps, out=out, epochs=2, test=what.data)
+    assert done.history.tests[-1].version == done.summary().updates
+    assert_exact(done, 96, 2)
+
+
+# ---------------------------------------------------------------- the server
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_server_is_killed(gate, out, name):
+    steps = [seen(EpochDone), seen(EpochDone), after(1), strike("offbeat server"), after(3)]
+    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=6)
+    assert_exact(done, 96, 6)
+    assert_replays(done, what)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("when", [1, 30])
+def test_the_server_is_killed_early_or_late_with_a_folder_or_without(gate, out, kept, when):
+    steps = [after(when), strike("offbeat server"), seen(Joined), after(3)]
+    done, _, what = faulty(gate, "asp", steps, out=out if kept else None, epochs=4)
+    assert_exact(done, 96, 4)
+    assert done.summary().updates == 96  # what was given up is not counted
+    if kept:
+        assert_replays(done, what)
+
+
+def test_the_server_is_killed_while_a_worker_stands_still(gate, out):
+    steps = [
+        seen(EpochDone),
+        strike("offbeat 1", what=signal.SIGSTOP),
+        strike("offbeat server"),
+        seen(Joined, 1),
+        after(3),
+    ]
+    done, _, what = faulty(gate, "bsp", steps, out=out)
+    assert_exact(done, 96, 12)
+    assert_replays(done, what)
+
+
+def test_a_server_that_is_always_killed_ends_the_run(gate):
+    steps = [step for _ in range(4) for step in (seen(Joined), strike("offbeat server"))]
+    said = message_of(ob.RunError, lambda: faulty(gate, "asp", steps))
+    assert said.startswith("the server was killed by SIGKILL 4 times in a row")
+
+
+# ---------------------------------------------------------------- disk, memory, files
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(out, monkeypatch):
+    write, calls = checkpoint.save_tensors, []
+
+    def full(path: Path, tensors: Any) -> None:
+        calls.append(path)
+        if len(calls) > 2 and "checkpoints" in path.parts:  # the initial tensors are the first
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, tensors)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    what = problem()
+    with nothing_left():
+        said = message_of(ob.RunError, lambda: run("local", what, "bsp", workers=2, out=out))
+    assert "No space left on device" in said
+    assert "make room and resume" in said
+    found = RunFolder(out).load()
+    assert found is not None
+    assert found[1]["store"]["epoch"] == 1
+    monkeypatch.undo()
+    again = run("local", what, "bsp", workers=2, out=out, resume=True)
+    assert_exact(again, 24, 2)
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_in_words(out):
+    out.mkdir()
+    limit = run("local", problem(), "bsp", workers=2, out=out)
+    assert limit.folder is not None
+    with nothing_left(), scratch() as folder:
+        other = folder / "run"
+        original = crew_module.Log
+
+        class Full(original):  # type: ignore[misc, valid-type]
+            def write(self, record: Any) -> None:
+                if isinstance(record, EpochDone):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                super().write(record)
+
+        crew_module.Log = Full  # type: ignore[misc]
+        try:
+            said = message_of(
+                ob.RunError, lambda: run("local", problem(), "bsp", workers=2, out=other)
+            )
+        finally:
+            crew_module.Log = original  # type: ignore[misc]
+    assert "No space left on device" in said
+    assert "make room and resume" in said
+
+
+def test_too_little_memory_is_found_before_any_process(monkeypatch):
+    monkeypatch.setattr(memory, "_available", lambda: 1000)
+    forked: list[int] = []
+    monkeypatch.setattr(os, "fork", lambda: forked.append(1))
+    with nothing_left():
+        said = message_of(ob.ConfigError, lambda: run("local", problem(), "bsp", workers=2))
+    assert "MiB of shared memory are not to be had" in said
+    assert "use fewer workers" in said
+    assert not forked
+
+
+def test_too_few_open_files_are_found_before_any_process(monkeypatch):
+    monkeypatch.setattr(crew_module.resource, "getrlimit", lambda what: (40, 4096))
+    with nothing_left():
+        said = message_of(ob.ConfigError, lambda: run("local", problem(), "bsp", workers=64))
+    assert "64 workers need" in said
+    assert "ulimit -n" in said
+
+
+def test_a_process_that_cannot_be_started_ends_the_run_in_words(monkeypatch):
+    real, calls = os.fork, []
+
+    def fork() -> int:
+        calls.append(1)
+        if len(calls) == 3:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    with nothing_left():
+        said = message_of(ob.RunError, lambda: run("local", problem(), "bsp", workers=2))
+    assert said.startswith("worker 1 could not be started (Resource temporarily unavailable)")
+
+
+# ---------------------------------------------------------------- the launcher
+
+
+@pytest.mark.parametrize("records", [1, 2, 9])
+def test_a_listener_that_raises_ends_everything(records):
+    with nothing_left(), pytest.raises(Stop):
+        run("local", problem(), "asp", workers=2, epochs=50, listeners=[StopAfter(records)])
+
+
+def interrupt(record: Any) -> bool:
+    os.kill(os.getpid(), signal.SIGINT)
+    return True
+
+
+def test_ctrl_c_saves_and_the_run_can_go_on(gate, out):
+    what = problem(samples=96)._replace(loss=gate)
+    how: dict[str, Any] = {"workers": 3, "epochs": 9, "out": out, "patience": PATIENCE}
+    script = Script(gate, [after(20), interrupt])
+    with pytest.raises(ob.Interrupted) as caught:
+        run("local", what, "fedbuff:2,2", listeners=[script], **how)
+    begun = caught.value.run.summary()
+    del caught
+    assert 20 <= begun.updates < 96 * 9 // 4 // 4
+    assert "missing" in begun.ledger[-1]
+    done = run("local", what, "fedbuff:2,2", resume=True, **how)
+    assert done.summary().updates > begun.updates
+    assert_exact(done, 96, 9)
+    assert_replays(done, what)
+
+
+def test_ctrl_c_twice_stops_at_once(gate):
+    script = Script(gate, [after(3), interrupt, interrupt])
+    what = problem(samples=96)._replace(loss=gate)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run("local", what, "asp", workers=3, epochs=5000, listeners=[script])
+    assert not isinstance(caught.value, ob.Interrupted)
+
+
+def test_ctrl_c_twice_ends_a_run_whose_server_stands_still(gate):
+    """Nobody watches the server; whoever sits before the screen does."""
+
+    def twice(record: Any) -> bool:
+        strike("offbeat server", what=signal.SIGSTOP)(record)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return True
+
+    script = Script(gate, [after(3), twice])
+    what = problem(samples=96)._replace(loss=gate)
+    with pytest.raises(KeyboardInterrupt):
+        run("local", what, "asp", workers=3, epochs=5000, listeners=[script])
+
+
+def test_ctrl_c_reaches_a_server_that_was_killed_meanwhile(gate, out):
+    """The order is given again to the one that takes its place."""
+
+    def both(record: Any) -> bool:
+        strike("offbeat server")(record)
+        return interrupt(record)
+
+    script = Script(gate, [seen(EpochDone), after(2), both])
+    what = problem(samples=96)._replace(loss=gate)
+    how: dict[str, Any] = {"workers": 3, "epochs": 30, "out": out, "patience": PATIENCE}
+    with pytest.raises(ob.Interrupted):
+        run("local", what, "asp", listeners=[script], **how)
+    done = run("local", what, "asp", resume=True, **how)
+    assert_exact(done, 96, 30)
+    assert_replays(done, what)
+
+
+def test_ctrl_c_during_the_last_test(gate, out):
+    """The samples are all trained on; what is missing is the test, which resuming makes."""
+
+    def last(record: Any) -> bool:
+        return isinstance(record, EpochDone) and record.epoch == 1
+
+    script = Script(gate, [last, interrupt])
+    what = problem(samples=96)._replace(loss=gate)
+    how: dict[str, Any] = {"workers": 3, "epochs": 2, "out": out, "test": what.data}
+    slow = Gate(seconds=30.0)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (slow if me() == "offbeat tester" else gate)(output, target)
+
+    with pytest.raises(ob.Interrupted):
+        run("local", what._replace(loss=loss), "bsp", listeners=[script], **how)
+    slow.close()
+    done = run("local", what, "bsp", resume=True, **how)
+    assert done.history.tests[-1].version == done.summary().updates
+    assert_exact(done, 96, 2)
+    assert_replays(done, what)
