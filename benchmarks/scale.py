@@ -14,13 +14,18 @@ class Scale:
     floats: int = RESNET_FLOATS
     exchanges: int = 15  # timed exchanges of that many floats
     small_steps: int = 500  # steps of the small model in one repeat
+    small_epochs: int = 330  # of the small model in one run, some seconds
     window: float = 5.0  # seconds of one look at samples/s
-    launches: int = 3  # fresh starts, where starting is part of what is measured
+    launches: int = 3  # fresh starts, or seeds
+    reaches: int = 3  # seeds of the runs to an accuracy, which differ much
+    pairs: int = 5  # of a plain run of ResNet-50 and one of offbeat
     resnet_steps: int = 10
     side: int = 64  # pixels of ResNet-50's images
     epochs: int = 3  # of MNIST
     samples: int | None = None  # of MNIST, where fewer than all will do
     accuracy: float = 0.97  # what a run on MNIST has to reach
+    demo_rows: int | None = None  # all
+    demo_epochs: int | None = None  # as many as the demo has
     workers: int = 10_000  # of the simulated cluster
     mnist: Path | None = None
 
@@ -30,12 +35,17 @@ QUICK = Scale(
     floats=1_000_000,
     exchanges=3,
     small_steps=50,
+    small_epochs=5,
     window=1.0,
     launches=1,
+    reaches=1,
+    pairs=1,
     resnet_steps=2,
     side=32,
     epochs=1,
     samples=2_000,
     accuracy=0.5,
+    demo_rows=2,
+    demo_epochs=2,
     workers=1_000,
 )

@@ -7,7 +7,7 @@ The modules in the order in which a gradient meets them:
 - `replica`: batch to gradient
 - `send`, `codec`: what goes out, and how small
 - `contribution`, `link`: what travels, and over what
-- `store`: admit, gather, weigh, apply; checkpoints
+- `store`, `optim`: admit, gather, weigh, apply; checkpoints
 - `log`, `replay`: the ordered record of a run, and running it again
 - `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
 - `worker`, `loop`: the cycle that ties these together, and its turns in real time
@@ -15,6 +15,7 @@ The modules in the order in which a gradient meets them:
 - `session`, `train`, `cost`, `kept`, `run`: the front door for functions
 - `script`, `join`: the front door for scripts
 - `report`, `cli`, `demo`, `doctor`: what a run cost, and the command line
+- `errors`, `spelling`: mistakes, told with their remedy
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
 

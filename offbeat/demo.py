@@ -1,21 +1,25 @@
-"""Eight disciplines on one uneven cluster: how soon each gets somewhere, and how far it gets."""
+"""Eight disciplines on uneven workers: what the simulator predicts, and what real ones do."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
+from typing import Any
 
 import msgspec
 import torch
 
-from offbeat.cluster import Cluster
+from offbeat.cluster import Cluster, Machine
+from offbeat.log import Entry, Listener, Updated
+from offbeat.pace import Constant, show
 from offbeat.recipes import recipe
 from offbeat.report.summary import Summary
 from offbeat.report.tables import seconds, share
+from offbeat.run import Run
 from offbeat.task import OptimizerFactory
 from offbeat.train import train
 
 WORKERS, SLOWER = 4, 4
-EPOCHS = 12
 SEED = 4  # of the five seeds of the sweep, the one whose times lie closest to the mean
 TESTS_PER_EPOCH = 6
 TARGET = 0.9
@@ -48,52 +52,184 @@ CONTENDERS = (
 )
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What is compared, for how long, and how many seconds a step of a fast worker takes."""
+
+    contenders: tuple[Contender, ...] = CONTENDERS
+    epochs: int = 12
+    step: float = 0.02
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds that each worker's step takes: the last is slow."""
+        return [self.step] * (WORKERS - 1) + [self.step * SLOWER]
+
+    def cluster(self, exchange: float = 0.0) -> Cluster:
+        """The same workers for the simulator; an exchange is a push and the pull that follows."""
+        each = [Machine(Constant(step), latency=exchange / 2) for step in self.steps]
+        return Cluster(tuple(each))
+
+    def __str__(self) -> str:
+        return ",".join(show(step) for step in self.steps)
+
+
+USUAL = Setting()
+
+
 class Result(msgspec.Struct, frozen=True):
-    """How one contender did; `reached` is in virtual seconds."""
+    """How one contender did; `reached` are the seconds until a test first hit the target.
+
+    `predicted` and `predicted_reached` are what the simulator had said, beside real workers only.
+    """
 
     sync: str
     lr: float | None
     reached: float | None
     summary: Summary
+    predicted: Summary | None = None
+    predicted_reached: float | None = None
+
+    @property
+    def measured_rate(self) -> float:
+        """Samples per second."""
+        return self.summary.samples_per_second
+
+    @property
+    def predicted_rate(self) -> float | None:
+        return None if self.predicted is None else self.predicted.samples_per_second
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction lies above what was measured, as a share of that."""
+        if self.predicted_rate is None:
+            return None
+        return self.predicted_rate / self.measured_rate - 1
 
 
-def cluster() -> Cluster:
-    """Four workers, of which the last is four times slower."""
-    return Cluster.with_straggler(WORKERS, SLOWER)
+Seen = Callable[[list[Result]], None]
 
 
-def run(seen: Callable[[list[Result]], None] = lambda results: None) -> list[Result]:
-    """Train every contender for the same epochs; `seen` is shown the results after each."""
-    task = recipe("digits", seed=SEED)
-    samples = len(task.data)  # type: ignore[arg-type]
+def simulate(setting: Setting = USUAL, seen: Seen = lambda results: None) -> list[Result]:
+    """Every contender on the simulated cluster; `seen` is shown the results after each."""
     results: list[Result] = []
-    for contender in CONTENDERS:
-        finished = train(
-            task.model,
-            task.data,
-            task.loss,
-            discipline=contender.sync,
-            optimizer=contender.optimizer,
-            cluster=cluster(),
-            batch_size=task.batch_size,
-            epochs=EPOCHS,
-            test=task.test,
-            seed=SEED,
-            evaluate_every=samples // TESTS_PER_EPOCH,
-        )
-        reached = finished.history.time_to(TARGET)
-        results.append(Result(contender.sync, contender.lr, reached, finished.summary()))
+    for contender in setting.contenders:
+        run = _train(setting, contender, cluster=setting.cluster())
+        reached = run.history.time_to(TARGET)
+        results.append(Result(contender.sync, contender.lr, reached, run.summary()))
         seen(results)
     return results
+
+
+def run(
+    setting: Setting = USUAL,
+    seen: Seen = lambda results: None,
+    exchange: float | None = None,
+    listeners: Sequence[Listener] = (),
+) -> list[Result]:
+    """Every contender with real workers of emulated speed, each predicted before it is measured.
+
+    The prediction knows the emulated times and `exchange`, which is measured here if not given.
+    """
+    exchange = measure_exchange(setting) if exchange is None else exchange
+    results: list[Result] = []
+    for contender in setting.contenders:
+        predicted = _train(setting, contender, cluster=setting.cluster(exchange))
+        measured = _train(
+            setting,
+            contender,
+            engine="local",
+            workers=WORKERS,
+            emulate=setting.steps,
+            listeners=listeners,
+        )
+        results.append(
+            Result(
+                contender.sync,
+                contender.lr,
+                measured.history.time_to(TARGET),
+                measured.summary(),
+                predicted.summary(),
+                predicted.history.time_to(TARGET),
+            )
+        )
+        seen(results)
+    return results
+
+
+def _train(setting: Setting, contender: Contender, **how: Any) -> Run:
+    task = recipe("digits", seed=SEED)
+    samples = len(task.data)  # type: ignore[arg-type]
+    return train(
+        task.model,
+        task.data,
+        task.loss,
+        discipline=contender.sync,
+        optimizer=contender.optimizer,
+        batch_size=task.batch_size,
+        epochs=setting.epochs,
+        test=task.test,
+        seed=SEED,
+        evaluate_every=samples // TESTS_PER_EPOCH,
+        **how,
+    )
+
+
+# ---------------------------------------------------------------- what the prediction knows
+
+
+class _Steps(Listener):
+    """Seconds that every step took with its exchange."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def see(self, record: Entry) -> None:
+        if isinstance(record, Updated):
+            self.seconds += [part.compute + part.communication for part in record.parts]
+
+
+def measure_exchange(setting: Setting = USUAL) -> float:
+    """Seconds that a step takes here beyond its emulated time, from one worker on its own.
+
+    The median, because the first steps load what later ones find.
+    """
+    task = recipe("digits", seed=SEED)
+    steps = _Steps()
+    train(
+        task.model,
+        task.data,
+        task.loss,
+        discipline="asp",
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=task.batch_size,
+        engine="local",
+        workers=1,
+        threads=1,
+        emulate=[setting.step],
+        listeners=[steps],
+    )
+    return max(0.0, median(steps.seconds) - setting.step)
 
 
 # ---------------------------------------------------------------- in words
 
 
-def introduction() -> str:
+def introduction_simulated(setting: Setting = USUAL) -> str:
     return (
         f"Handwritten digits on {WORKERS} simulated workers, the last {SLOWER} times slower than "
-        f"the others; {EPOCHS} epochs each. Times are virtual seconds."
+        f"the others; {setting.epochs} epochs each. Times are virtual seconds."
+    )
+
+
+def introduction(setting: Setting, exchange: float) -> str:
+    fast, slow = (f"{1000 * step:g} ms" for step in (setting.steps[0], setting.steps[-1]))
+    return (
+        f"Handwritten digits on {WORKERS} worker processes of this machine; {setting.epochs} "
+        "epochs each. Speeds are emulated: real gradients, then waiting until a step has taken "
+        f"{fast}, and with the last worker {slow}. Beside what was measured (real) stands what "
+        "the simulator had predicted (sim). It knew these times, and that an exchange with the "
+        f"store takes {1000 * exchange:.1f} ms here, measured with one worker on its own."
     )
 
 
@@ -106,6 +242,7 @@ def reading(results: Sequence[Result]) -> list[str]:
         _slack(lock, by_name["ssp"]),
         _price(lock, by_name["asp"]),
         _bytes(lock, by_name["local"]),
+        *_prediction(results),
     ]
 
 
@@ -115,7 +252,7 @@ def _speed(lock: Result, rest: Sequence[Result]) -> str:
     if lock.reached is None or not times:
         who = "Lock-step (bsp)" if lock.reached is None else "Nothing but lock-step (bsp)"
         reached = "did not reach" if lock.reached is None else "reached"
-        return f"{who} {reached} {target} in {EPOCHS} epochs."
+        return f"{who} {reached} {target} in {_epochs(lock)}."
     soonest = min(times)
     if soonest >= lock.reached:
         return f"Nothing reached {target} sooner than lock-step (bsp, {seconds(lock.reached)} s)."
@@ -151,17 +288,45 @@ def _price(lock: Result, free: Result) -> str:
 
 def _bytes(lock: Result, local: Result) -> str:
     fewer = lock.summary.bytes_sent / max(1, local.summary.bytes_sent)
+    here = "links cost nothing" if local.predicted is None else "memory is shared"
     return (
         f"Local steps ({local.sync}) send {fewer:.1f} times fewer bytes than lock-step, "
-        "which pays on slow links; here links cost nothing."
+        f"which pays on slow links; here {here}."
     )
 
 
-def next_steps() -> list[str]:
-    """Commands to go on with."""
-    times = ",".join(["20ms"] * (WORKERS - 1) + [f"{20 * SLOWER}ms"])
+def _prediction(results: Sequence[Result]) -> list[str]:
+    """How good the prediction was, at its worst, and what it had not known there."""
+    errors = {abs(result.error): result for result in results if result.error is not None}
+    if not errors:
+        return []
+    worst = max(errors)
+    off = errors[worst]
+    assert off.predicted is not None
+    took, expected = (1000 * _fast_step(one) for one in (off.summary, off.predicted))
     return [
-        f"offbeat simulate --sync ssp:3 --lr 0.2 --cluster {times}",
+        "The simulator predicted the samples per second of every row to within "
+        f"{100 * worst:.1f} % of what was measured. It was furthest off with {off.sync}: there a "
+        f"fast worker needed {took:.1f} ms for a step and its share of the exchange, where "
+        f"{expected:.1f} ms were expected. Other work on the machine makes such gaps wider."
+    ]
+
+
+def _fast_step(summary: Summary) -> float:
+    """Seconds that a step of the first worker took with its share of the exchange."""
+    first = summary.per_worker[0]
+    return (first.compute + first.communication) / max(1, first.steps)
+
+
+def _epochs(result: Result) -> str:
+    count = len(result.summary.ledger)
+    return "1 epoch" if count == 1 else f"{count} epochs"
+
+
+def next_steps(setting: Setting = USUAL) -> list[str]:
+    """Commands to go on with."""
+    return [
+        f"offbeat simulate --sync ssp:3 --lr 0.2 --cluster {setting}",
         "offbeat simulate --sync asp --epochs 4 --out runs/asp",
         "offbeat replay runs/asp",
         "offbeat simulate --cost-only --sync ssp:3 -n 100 --model-bytes 100000000",

@@ -1,7 +1,7 @@
 """Which samples a worker trains on: leases hand them out, the ledger says what became of each."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -137,15 +137,31 @@ class Leases:
         if self.returned:
             lease = self.returned.popleft()
         elif self.epoch < self.epochs:
-            stop = min(self.position + self.batch, self.ledger.samples)
-            lease = Lease(self.epoch, self.position, stop)
-            self.position = stop
-            if stop == self.ledger.samples:
-                self.epoch, self.position = self.epoch + 1, 0
+            lease = self._fresh()
         else:
             return None
         self.held.setdefault(worker, []).append(lease)
         return lease
+
+    def _fresh(self) -> Lease:
+        stop = min(self.position + self.batch, self.ledger.samples)
+        lease = Lease(self.epoch, self.position, stop)
+        self.position = stop
+        if stop == self.ledger.samples:
+            self.epoch, self.position = self.epoch + 1, 0
+        return lease
+
+    def recover(self, settled: Set[Lease]) -> None:
+        """Nobody holds anything: all that was handed out and is not `settled` goes out again.
+
+        How far the handing out had come is known from what has been settled.
+        """
+        out = {*self.returned, *(lease for held in self.held.values() for lease in held)}
+        furthest = max(((lease.epoch, lease.stop) for lease in settled), default=(0, 0))
+        while (self.epoch, self.position) < furthest:
+            out.add(self._fresh())
+        self.held.clear()
+        self.returned = deque(sorted(out - settled))
 
     def settle(self, worker: int, leases: Sequence[Lease], outcome: str) -> list[int]:
         """`worker`'s leases ended as `outcome`; returns the epochs that this completes."""

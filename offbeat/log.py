@@ -158,6 +158,11 @@ class Log:
         for listener in self.listeners:
             listener.see(record)
 
+    def switch(self, path: Path) -> None:
+        """Go on in another file, from its beginning."""
+        self.close()
+        self.file = open(path, "wb", buffering=0)  # noqa: SIM115
+
     @contextmanager
     def followed(self, store: Any, samples: int) -> Iterator[None]:
         """Tell the listeners of a run: its beginning and, however that comes, its end."""
@@ -199,6 +204,15 @@ class Listener:
 def decode(lines: bytes) -> list[Entry]:
     """The records in whole lines."""
     return [_decoder.decode(line) for line in lines.splitlines()]
+
+
+def tail(path: Path, start: int) -> tuple[list[Entry], int]:
+    """The records from byte `start` on, and where the last whole one ends."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        lines = file.read()
+    whole = lines[: lines.rfind(b"\n") + 1]
+    return decode(whole), start + len(whole)
 
 
 def read(path: Path, length: int | None = None) -> Iterator[Entry]:

@@ -1,37 +1,59 @@
 """The demo: what its figures must show, and that its words follow from them."""
 
 import copy
+import io
 import json
 import sys
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import offbeat as ob
-from offbeat import demo
+from offbeat import cli, demo
 from offbeat.cli import main
-from offbeat.demo import Result
+from offbeat.demo import Result, Seen, Setting
+from offbeat.lease import Lease
+from offbeat.log import Part, Updated
+from offbeat.recipes import recipe
 
 FREE = ("soft:2", "asp", "asp:weigh=inverse")
+READ = ("bsp", "ssp:3", "asp", "local:8")  # those that the reading speaks of
+SMALL = Setting(tuple(c for c in demo.CONTENDERS if c.sync in READ), epochs=1, step=0.001)
+EXCHANGE = 0.002
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    return demo.run()
+    return demo.simulate()
+
+
+@pytest.fixture(scope="module")
+def real() -> list[Result]:
+    """A few contenders with real processes, shortly."""
+    return demo.run(SMALL, exchange=EXCHANGE)
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, results: list[Result]) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, results: list[Result], real: list[Result]) -> None:
     """The command without the training."""
 
-    def run(seen: object) -> list[Result]:
-        assert callable(seen)
+    def play(results: list[Result], seen: Seen) -> list[Result]:
         for count in range(1, len(results) + 1):
             seen(results[:count])
         return results
 
-    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(cli.demo, "USUAL", SMALL)
+    monkeypatch.setattr(demo, "simulate", lambda setting, seen: play(results, seen))
+    monkeypatch.setattr(demo, "run", lambda setting, seen, *rest: play(real, seen))
+    monkeypatch.setattr(demo, "measure_exchange", lambda: EXCHANGE)
 
 
 def named(results: list[Result], sync: str) -> Result:
@@ -42,7 +64,7 @@ def changed(result: Result, reached: float | None = None, **figures: object) -> 
     summary = copy.deepcopy(result.summary)
     for key, value in figures.items():
         setattr(summary, key, value)
-    return Result(result.sync, result.lr, reached, summary)
+    return Result(result.sync, result.lr, reached, summary, copy.deepcopy(result.predicted))
 
 
 # ---------------------------------------------------------------- figures
@@ -58,7 +80,7 @@ def test_every_contender_learns_and_only_the_free_ones_never_wait(results: list[
         assert (
             result.summary.ledger
             == [{"applied": 1438, "repeated": 0, "missing": 0, "dropped": 0, "skipped": 0}]
-            * demo.EPOCHS
+            * demo.USUAL.epochs
         )
 
 
@@ -72,18 +94,68 @@ def test_free_running_is_sooner_and_staler_than_lock_step(results: list[Result])
 
 
 def test_the_figures_are_the_same_every_time(results: list[Result]) -> None:
-    task = ob.recipes.digits(seed=demo.SEED)
+    task = recipe("digits", seed=demo.SEED)
     again = ob.train(
         task.model,
         task.data,
         task.loss,
         discipline="asp",
         optimizer=partial(torch.optim.SGD, lr=named(results, "asp").lr),
-        cluster=demo.cluster(),
-        epochs=demo.EPOCHS,
+        cluster="20ms,20ms,20ms,80ms",
+        epochs=demo.USUAL.epochs,
         seed=demo.SEED,
     )
     assert again.parameter_hash == named(results, "asp").summary.parameter_hash
+
+
+# ---------------------------------------------------------------- real workers
+
+
+def test_real_workers_do_what_the_simulator_does_but_for_time(real: list[Result]) -> None:
+    assert [result.sync for result in real] == list(READ)
+    for result in real:
+        summary, predicted = result.summary, result.predicted
+        assert predicted is not None
+        assert (summary.engine, predicted.engine) == ("local", "sim")
+        assert summary.ledger == predicted.ledger
+        assert result.measured_rate == summary.samples_per_second
+        assert result.predicted_rate == predicted.samples_per_second
+        assert result.error == predicted.samples_per_second / summary.samples_per_second - 1
+
+
+def test_the_prediction_knows_emulated_times_and_what_an_exchange_costs(
+    real: list[Result],
+) -> None:
+    predicted = named(real, "asp").predicted
+    assert predicted is not None
+    for worker, step in zip(predicted.per_worker, SMALL.steps, strict=True):
+        # The last lease of an epoch is a little smaller, and one push may be on its way.
+        assert worker.compute == pytest.approx(worker.steps * step, rel=0.1)
+        assert worker.communication == pytest.approx(worker.steps * EXCHANGE, rel=0.1)
+
+
+def test_what_a_step_takes_beyond_its_emulated_time_is_the_exchange(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {}
+
+    def train(*task: object, listeners: list[ob.Listener], **how: object) -> None:
+        given.update(how)
+        for number, extra in enumerate((0.5, 0.003, 0.002)):
+            part = Part(0, 1, number, 0, [Lease(0, 0, 1)], 1, compute=0.021, wait=9.0)
+            part.communication = extra - 0.001
+            listeners[0].see(Updated(0.0, number, [part]))
+
+    monkeypatch.setattr(demo, "train", train)
+    assert demo.measure_exchange() == pytest.approx(0.003)
+    assert given["engine"] == "local"
+    assert given["emulate"] == [0.02]
+
+
+def test_a_simulation_has_no_prediction(results: list[Result]) -> None:
+    assert results[0].predicted_rate is None
+    assert results[0].error is None
+    assert not any("predicted" in sentence for sentence in demo.reading(results))
 
 
 # ---------------------------------------------------------------- words
@@ -111,34 +183,106 @@ def test_the_reading_follows_the_figures(results: list[Result]) -> None:
     assert "runs out: 10 %" in slack
     assert "the same as lock-step's" in price
     shown[0] = changed(lock, None)
-    assert demo.reading(shown)[0].startswith("Lock-step (bsp) did not reach")
+    assert demo.reading(shown)[0].startswith("Lock-step (bsp) did not reach 90 % in 12 epochs")
+
+
+def test_the_reading_says_how_far_the_prediction_was_off(real: list[Result]) -> None:
+    rates = {"bsp": 0.95, "ssp:3": 1.0, "asp": 1.25, "local:8": 1.02}  # measured to predicted
+    shown = []
+    for result in real:
+        assert result.predicted_rate is not None
+        measured = result.predicted_rate * rates[result.sync]
+        shown.append(changed(result, 1.0, samples_per_second=measured))
+    asp = named(shown, "asp")
+    assert asp.predicted is not None
+    for summary, communication in ((asp.summary, 0.012), (asp.predicted, 0.01)):
+        first = summary.per_worker[0]
+        first.steps, first.compute, first.communication = 10, 0.03, communication
+    last = demo.reading(shown)[-1]
+    assert "to within 20.0 %" in last
+    assert "furthest off with asp: there a fast worker needed 4.2 ms" in last
+    assert "4.0 ms were expected" in last
+
+
+def test_the_introduction_says_that_speeds_are_emulated() -> None:
+    text = demo.introduction(Setting(epochs=3, step=0.01), 0.0015)
+    for words in ("emulated", "10 ms", "40 ms", "3 epochs", "1.5 ms", "simulator"):
+        assert words in text
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("engine", ["local", "sim"])
 def test_the_command_prints_a_table_its_reading_and_what_to_try(
-    capsys: pytest.CaptureFixture[str], results: list[Result]
+    capsys: pytest.CaptureFixture[str], results: list[Result], real: list[Result], engine: str
 ) -> None:
-    assert main(["demo"]) == 0
+    shown = real if engine == "local" else results
+    assert main(["demo", "--engine", engine]) == 0
     out, err = capsys.readouterr()
-    for contender in demo.CONTENDERS:
-        assert contender.sync in out
+    lines = out.splitlines()
+    for result in shown:
+        row = next(line for line in lines if line.startswith(f"{result.sync} "))
+        assert f"{result.measured_rate:,.0f}" in row
+        if result.predicted_rate is not None:
+            assert f"{result.measured_rate:,.0f} / {result.predicted_rate:,.0f}" in row
     joined = " ".join(out.split())
-    for sentence in demo.reading(results):
+    for sentence in demo.reading(shown):
         assert sentence in joined
+    assert ("virtual" in out + err) == (engine == "sim")
+    assert ("emulated" in out) == (engine == "local")
     assert "offbeat simulate --sync ssp:3" in out
-    assert max(map(len, out.splitlines())) <= 80
+    assert max(map(len, lines)) <= 80
     assert "\x1b" not in out + err
     assert "…" not in out
-    assert len(err.splitlines()) == len(results)
+    assert len(err.splitlines()) == len(shown)
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_command_as_json(capsys: pytest.CaptureFixture[str], results: list[Result]) -> None:
+def test_the_command_runs_on_real_workers_unless_told_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["demo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["engine"] == "local"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_simulation_as_json(capsys: pytest.CaptureFixture[str], results: list[Result]) -> None:
+    assert main(["demo", "--engine", "sim", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [run["discipline"] for run in told["runs"]] == [result.sync for result in results]
     assert told["runs"][0]["seconds_to_target"] == results[0].reached
+    assert "predicted" not in told["runs"][0]
     assert told["reading"] == demo.reading(results)
+
+
+@pytest.mark.usefixtures("quick")
+def test_real_workers_as_json(capsys: pytest.CaptureFixture[str], real: list[Result]) -> None:
+    assert main(["demo", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["emulated"] == [0.001, 0.001, 0.001, 0.004]
+    assert told["exchange_seconds"] == EXCHANGE
+    assert told["reading"] == demo.reading(real)
+    for run, result in zip(told["runs"], real, strict=True):
+        assert run["samples_per_second"] == result.measured_rate
+        assert run["predicted"]["samples_per_second"] == result.predicted_rate
+        assert run["parameter_hash"] == result.summary.parameter_hash
+
+
+def test_in_a_terminal_the_table_grows_while_a_contender_runs(
+    monkeypatch: pytest.MonkeyPatch, real: list[Result]
+) -> None:
+    file = Terminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setattr(cli.demo, "USUAL", SMALL)
+    with cli.demo._growing() as growing:
+        growing.finished(real[:1])
+        assert "ssp:3" in file.getvalue()
+        assert "37 %" not in file.getvalue()
+        growing.begin(SimpleNamespace(applied=37), 100)
+        growing.see(Updated(0.0, 1, []))
+        assert "37 %" in file.getvalue()
+    assert file.getvalue().rfind("\x1b[?25h") > file.getvalue().rfind("\x1b[?25l")
 
 
 def test_the_commands_to_try_are_commands(capsys: pytest.CaptureFixture[str]) -> None:

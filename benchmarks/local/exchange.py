@@ -25,7 +25,9 @@ def exchange(scale: Scale) -> list[Figure]:
     }
     figures = [
         _over_limit(f"{size}, SGD, over the limit", sgd, "sgd", BOUNDS["sgd"]),
-        _over_limit(f"{size}, Adam, over the limit", _rounds(scale, "adam"), "adam", BOUNDS["adam"]),
+        _over_limit(
+            f"{size}, Adam, over the limit", _rounds(scale, "adam"), "adam", BOUNDS["adam"]
+        ),
     ]
     mine = 1e3 * median(sgd["exchange"])
     for name, (measure, bound) in others.items():

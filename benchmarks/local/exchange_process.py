@@ -95,7 +95,7 @@ def _served(crew: Crew) -> Iterator[list[SharedLink]]:
 
 def _exchange(links: list[SharedLink]) -> Callable[[], None]:
     """The first worker's push of a gradient that is ready, and its pull; any others only join."""
-    incarnation = [link.join() for link in links][0]
+    incarnation, *_ = [link.join() for link in links]
     link = links[0]
     with torch.no_grad():
         for flat in link.slot.outgoing[0]:

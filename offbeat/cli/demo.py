@@ -1,37 +1,70 @@
-"""`offbeat demo`: eight disciplines side by side on one uneven cluster."""
+"""`offbeat demo`: eight disciplines side by side on uneven workers."""
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated, Any
 
+import typer
+from rich.console import RenderableType
 from rich.live import Live
 
 from offbeat import demo as demonstration
 from offbeat.cli import options
 from offbeat.cli.output import print_json
-from offbeat.demo import CONTENDERS, TARGET, Result
-from offbeat.report.tables import console, runs_table, seconds, share
+from offbeat.demo import TARGET, USUAL, Result
+from offbeat.log import Entry, Listener
+from offbeat.report.live import REDRAW
+from offbeat.report.tables import (
+    Beside,
+    Outcome,
+    beside_table,
+    console,
+    runs_table,
+    seconds,
+    share,
+)
 
 
-def demo(json: options.Json = False) -> None:
-    """Compare eight disciplines on four workers, one of them slow; takes a few seconds."""
+class Engine(StrEnum):
+    LOCAL = "local"
+    SIM = "sim"
+
+
+def demo(
+    engine: Annotated[
+        Engine,
+        typer.Option(help="Real processes, about a minute (local), or virtual time alone (sim)."),
+    ] = Engine.LOCAL,
+    json: options.Json = False,
+) -> None:
+    """Compare eight disciplines on four workers, one of them slow."""
+    screen = console(sys.stdout)
+    known: dict[str, Any] = {"engine": engine.value}
+    exchange = None
+    if engine is Engine.LOCAL:
+        exchange = demonstration.measure_exchange()
+        known |= {"emulated": USUAL.steps, "exchange_seconds": exchange}
+        words = demonstration.introduction(USUAL, exchange)
+    else:
+        words = demonstration.introduction_simulated()
     if not json:
-        screen = console(sys.stdout)
-        screen.print(demonstration.introduction())
+        screen.print(words)
         screen.print()
-    with _growing_table() as seen:
-        results = demonstration.run(seen)
+    with _growing() as growing:
+        if engine is Engine.LOCAL:
+            listeners = [growing] if growing.live else []
+            results = demonstration.run(USUAL, growing.finished, exchange, listeners)
+        else:
+            results = demonstration.simulate(USUAL, growing.finished)
     sentences = demonstration.reading(results)
     if json:
-        print_json(
-            {
-                "target_accuracy": TARGET,
-                "runs": [_figures(result) for result in results],
-                "reading": sentences,
-            }
-        )
+        runs = [_figures(result) for result in results]
+        print_json(known | {"target_accuracy": TARGET, "runs": runs, "reading": sentences})
         return
-    screen.print(runs_table([(result.summary, result.reached) for result in results], TARGET))
+    screen.print(_table(results))
     screen.print()
     for sentence in sentences:
         screen.print(sentence)
@@ -40,35 +73,79 @@ def demo(json: options.Json = False) -> None:
         print(f"  {command}")
 
 
-@contextmanager
-def _growing_table() -> Iterator[Callable[[list[Result]], None]]:
+def _table(
+    results: Sequence[Result], coming: Sequence[str] = (), done: float | None = None
+) -> RenderableType:
+    """Real runs with their predictions beside them, simulated ones alone."""
+    if results and results[0].predicted is None:
+        return runs_table([(one.summary, one.reached) for one in results], TARGET, coming)
+    rows = [
+        Beside(
+            one.lr,
+            Outcome(one.summary, one.reached),
+            Outcome(one.predicted, one.predicted_reached),
+        )
+        for one in results
+        if one.predicted is not None
+    ]
+    return beside_table(rows, TARGET, coming, done)
+
+
+class _Growing(Listener):
     """Shows results as they come: a growing table in a terminal, a line each elsewhere."""
+
+    def __init__(self, live: Live | None):
+        self.live = live
+        self.results: list[Result] = []
+        self.store: Any = None
+        self.samples, self.due = 0, 0.0
+
+    def finished(self, results: list[Result]) -> None:
+        self.results = results
+        if self.live is None:
+            print(_line(results), file=sys.stderr)
+        else:
+            self.show()
+
+    def begin(self, store: Any, samples: int) -> None:
+        self.store, self.samples = store, samples
+
+    def see(self, record: Entry) -> None:
+        now = time.monotonic()
+        if now >= self.due:
+            self.due = now + REDRAW
+            self.show(self.store.applied / self.samples)
+
+    def show(self, done: float | None = None) -> None:
+        assert self.live is not None
+        coming = [contender.sync for contender in USUAL.contenders[len(self.results) :]]
+        self.live.update(_table(self.results, coming, done), refresh=True)
+
+
+@contextmanager
+def _growing() -> Iterator[_Growing]:
     screen = console(sys.stderr)
     if not screen.is_terminal:
-        yield lambda results: print(_line(results), file=sys.stderr)
+        yield _Growing(None)
         return
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         # A process that is killed cannot show the cursor again, so it is never hidden.
         screen.show_cursor(True)
-
-        def show(results: list[Result]) -> None:
-            runs = [(result.summary, result.reached) for result in results]
-            coming = [contender.sync for contender in CONTENDERS[len(runs) :]]
-            live.update(runs_table(runs, TARGET, coming), refresh=True)
-
-        show([])
-        yield show
+        growing = _Growing(live)
+        growing.show()
+        yield growing
 
 
 def _line(results: list[Result]) -> str:
     last = results[-1]
-    reached = "never" if last.reached is None else f"after {seconds(last.reached)} virtual s"
-    return f"{len(results)}/{len(CONTENDERS)} {last.sync}: {share(TARGET)} {reached}"
+    unit = "virtual s" if last.predicted is None else "s"
+    reached = "never" if last.reached is None else f"after {seconds(last.reached)} {unit}"
+    return f"{len(results)}/{len(USUAL.contenders)} {last.sync}: {share(TARGET)} {reached}"
 
 
 def _figures(result: Result) -> dict[str, object]:
     summary = result.summary
-    return {
+    figures: dict[str, object] = {
         "discipline": result.sync,
         "lr": result.lr,
         "seconds_to_target": result.reached,
@@ -79,3 +156,13 @@ def _figures(result: Result) -> dict[str, object]:
         "seconds": summary.seconds,
         "parameter_hash": summary.parameter_hash,
     }
+    if result.predicted is not None:
+        figures["predicted"] = {
+            "seconds_to_target": result.predicted_reached,
+            "accuracy": result.predicted.accuracy,
+            "samples_per_second": result.predicted.samples_per_second,
+            "staleness_mean": result.predicted.staleness_mean,
+            "wait_share": result.predicted.wait_share,
+            "seconds": result.predicted.seconds,
+        }
+    return figures

@@ -65,12 +65,12 @@ class AloneSeat(LoopSeat):
     def _go_on(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Take the store as it was; what the worker was about to send is computed again."""
         self.start -= meta["now"]
-        self.store.load(meta["store"])
+        self.store.load_alone(meta["store"])
         assert self.store.parameters is not None
         self.store.parameters.load(under("store/", tensors), meta["parameters"])
         self.session.restore(meta)
         self.kept.recount(self.tally)
-        self.store.vacate(meta["store"], self.now())
+        self.store.vacate(self.now())
 
     def _enter(self) -> Loop:
         parameters = self.store.parameters

@@ -13,21 +13,23 @@ import torch
 from torch import nn
 
 from offbeat.choices import Accumulated, All, Change, Gradient, InPlace
+from offbeat.engine.image import Images, learnt
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import Outbox, Tested, encode
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.station import Habits, Make, Station
-from offbeat.engine.steward import Rhythm, Steward
+from offbeat.engine.steward import Lived, Rhythm, Steward
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job, Numbers
-from offbeat.link.memory import Counts, Plan, Shared
-from offbeat.log import Log
+from offbeat.link.memory import Plan, Shared
+from offbeat.log import Log, tail
 from offbeat.pace import duration
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
 from offbeat.send import ChangeSender
 from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
+from offbeat.store.fold import last_version
 from offbeat.store.parameters import named_tensors
 from offbeat.store.table import Entry, Table
 from offbeat.worker import NumberWorker
@@ -105,6 +107,7 @@ class Crew:
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
         self.keep = Keep(self.shared)
+        self.images = Images.for_job(job, self.shared.plan.updater) if memory is None else None
         self.begin: Callable[[Store], None] = lambda store: None  # other parameters to begin with
         if memory is None:
             buffers = dict(job.content.model.named_buffers())
@@ -122,27 +125,35 @@ class Crew:
         return self.folder.load() if self.folder is not None else self.keep.load()
 
     def close(self) -> None:
+        if self.images is not None:
+            self.images.close()
         self.keep.close()
         self.shared.arena.close()
 
     # ------------------------------------------------------------ the server
 
-    def serve(self, orders: socket.socket, reports: socket.socket, saved: Any) -> None:
-        log = self.store.log
-        if self.folder is not None:
-            log = Log(self.folder.log_file, None if saved is None else saved[1]["session"]["log"])
-        self.store.log = log
+    def serve(
+        self, orders: socket.socket, reports: socket.socket, saved: Any, lived: Lived | None
+    ) -> None:
+        self.store.log = self._log(saved, lived)
         ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
         server = Server(self.store, self.shared, self.local.patience, ahead, Watch())
         steward = Steward(server, self.folder or self.keep, self.rhythm, Outbox(reports))
+        parameters = self.store.parameters
+        assert parameters is not None
+        if self.folder is None and self.images is not None:
+            steward.new_log = lambda: self.keep.log
         if saved is not None:
             steward.restore(*saved)
         else:
-            assert self.store.parameters is not None
             self.store.begin_again()
-            self.shared.counts[[Counts.APPLIED, Counts.GIVEN_UP]] = 0
-            self.store.parameters.begin(self.content.model)
+            parameters.begin(self.content.model)
             self.begin(self.store)
+        steward.go_on(lived)
+        if self.images is not None:
+            images = self.images
+            images.write(self.store.version, learnt(parameters))
+            self.store.on_version = lambda: images.write(self.store.version, learnt(parameters))
         steward.obey(orders)
         try:
             steward.run()
@@ -151,6 +162,27 @@ class Crew:
                 f"the run could not be written down ({error.strerror}); its last checkpoint is "
                 "intact: make room and resume"
             ) from error
+
+    def _log(self, saved: Any, lived: Lived | None) -> Log:
+        if self.folder is not None:
+            keep = None if saved is None else saved[1]["session"]["log"]
+            return Log(self.folder.log_file, keep if lived is None else lived.length)
+        if self.images is None:
+            return Log()
+        return Log(self.keep.log, None if lived is None else lived.length)
+
+    def lived(self, saved: Any) -> Lived | None:
+        """What a server that was killed has left in memory and log; None if that is not enough."""
+        if self.images is None:
+            return None
+        start = 0
+        path = self.keep.log if self.folder is None else self.folder.log_file
+        if self.folder is not None and saved is not None:
+            start = saved[1]["session"]["log"]
+        records, length = tail(path, start)
+        before = 0 if saved is None else saved[1]["store"]["version"]
+        tensors = self.images.read(last_version(records, before))
+        return None if tensors is None else Lived(records, length, tensors)
 
     # ------------------------------------------------------------ a worker
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,10 +19,18 @@ class Keep:
     def __init__(self, shared: Shared):
         self.counts = shared.counts
         self.files = [os.memfd_create("offbeat", os.MFD_CLOEXEC) for _ in range(2)]
+        # What was logged since each of them; the first one is for a run before its first.
+        self.logs = [os.memfd_create("offbeat", os.MFD_CLOEXEC) for _ in range(3)]
+
+    @property
+    def log(self) -> Path:
+        """Where records go since the last checkpoint."""
+        return _path(self.logs[int(self.counts[Counts.KEPT])])
 
     def save(self, version: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Write beside the last one, then make it the last one."""
         place = int(self.counts[Counts.KEPT]) % 2
+        os.ftruncate(self.logs[place + 1], 0)
         # Clones, because views of one flat buffer share their storage, which the format refuses.
         body = safetensors.torch.save({name: t.detach().clone() for name, t in tensors.items()})
         head = json.dumps(msgspec.to_builtins(meta, str_keys=True)).encode()
@@ -43,8 +52,12 @@ class Keep:
             return safetensors.torch.load(stream.read()), json.loads(head)
 
     def close(self) -> None:
-        for file in self.files:
+        for file in (*self.files, *self.logs):
             os.close(file)
+
+
+def _path(file: int) -> Path:
+    return Path(f"/proc/self/fd/{file}")
 
 
 def _write(file: int, piece: bytes, offset: int) -> None:

@@ -26,9 +26,10 @@ from offbeat.engine.orders import (
     send_order,
 )
 from offbeat.engine.process import Child, Inside, LastWords, branch, fork
+from offbeat.engine.steward import Lived
 from offbeat.errors import RunError
 from offbeat.kept import Kept, Saved
-from offbeat.log import Admitted, Evaluated, Listener, Updated, decode
+from offbeat.log import Admitted, Entry, Evaluated, Listener, Updated, decode
 from offbeat.report.summary import Tally
 from offbeat.run import Interrupted, Run
 
@@ -48,6 +49,7 @@ class Launcher:
         self.crew, self.tally, self.listeners = crew, tally, listeners
         self.kept = tally.copy()  # the figures as of the last checkpoint
         self.marked = (-1, self.kept)  # a version, and the figures as of its checkpoint
+        self.seen = [0, 0]  # records since the last checkpoint, and since the one being made
         self.children: dict[int, Child] = {}
         self.failures: dict[int, int] = {}
         self.selector = selectors.DefaultSelector()
@@ -75,7 +77,7 @@ class Launcher:
 
     # ------------------------------------------------------------ starting
 
-    def _start(self, saved: Saved | None) -> None:
+    def _start(self, saved: Saved | None, lived: Lived | None = None) -> None:
         self.orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine, reports = socket.socketpair()
         self.inbox = Inbox(mine)
@@ -85,7 +87,7 @@ class Launcher:
         def serve() -> None:
             mine.close()
             mine_too.close()
-            self.crew.serve(orders, reports, saved)
+            self.crew.serve(orders, reports, saved, lived)
 
         with orders, reports:
             self._fork(SERVER, serve)
@@ -185,20 +187,12 @@ class Launcher:
 
     def _hear(self, report: Reports) -> None:
         if isinstance(report, Lines):
-            for record in decode(report.lines):
-                if isinstance(record, Updated):
-                    for part in record.parts:
-                        self.failures[part.worker] = 0
-                elif isinstance(record, Admitted):
-                    self.failures[record.worker] = 0
-                elif isinstance(record, Evaluated):
-                    self.failures[TESTER] = 0
-                for listener in (self.tally, *self.listeners):
-                    listener.see(record)
+            self._see(decode(report.lines))
         elif isinstance(report, Mark):
             self.marked = (report.version, self.tally.copy())
+            self.seen[1] = 0
         elif isinstance(report, orders.Saved):
-            self.kept = self.marked[1]
+            self._saved()
             self.failures[SERVER] = 0
         elif isinstance(report, Frozen):
             if report.number in self.children:
@@ -206,6 +200,21 @@ class Launcher:
         else:
             self.done = report
             self.ended = time.monotonic()
+            if TESTER in self.children:  # nobody waits for its answer any more
+                self.children[TESTER].kill()
+
+    def _see(self, records: list[Entry]) -> None:
+        self.seen = [count + len(records) for count in self.seen]
+        for record in records:
+            if isinstance(record, Updated):
+                for part in record.parts:
+                    self.failures[part.worker] = 0
+            elif isinstance(record, Admitted):
+                self.failures[record.worker] = 0
+            elif isinstance(record, Evaluated):
+                self.failures[TESTER] = 0
+            for listener in (self.tally, *self.listeners):
+                listener.see(record)
 
     def _gone(self, number: int) -> bool:
         """A child is gone: what it said last, and whether it can be started again."""
@@ -229,19 +238,28 @@ class Launcher:
         return True
 
     def _restart_all(self) -> None:
-        """The server was killed: go back to the last checkpoint, with everybody new.
+        """The server was killed: everybody starts anew, from what it left in memory and log.
 
-        What was applied since then is given up, and the log is cut to match.
+        A large model has no image there. It goes back to its last checkpoint: what was applied
+        since then is given up, and the log is cut to match.
         """
         self._kill_all()
         self._reap_all()
         self._close_ends()
         saved = self.crew.last_checkpoint()
-        version, figures = self.marked
-        if saved is not None and saved[1]["store"]["version"] == version:
-            self.kept = figures  # it was killed after saving and before it could say so
-        self.tally.__dict__.update(self.kept.copy().__dict__)
-        self._start(saved)
+        if saved is not None and saved[1]["store"]["version"] == self.marked[0]:
+            self._saved()  # it was killed after saving and before it could say so
+        lived = self.crew.lived(saved)
+        if lived is None:
+            self.tally.__dict__.update(self.kept.copy().__dict__)
+            self.seen = [0, 0]
+        else:
+            self._see(lived.records[self.seen[0] :])  # what it had no time to report
+        self._start(saved, lived)
+
+    def _saved(self) -> None:
+        self.kept = self.marked[1]
+        self.seen[0] = self.seen[1]
 
     # ------------------------------------------------------------ the end
 

@@ -2,10 +2,11 @@
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -14,8 +15,9 @@ from offbeat.engine import orders
 from offbeat.engine.orders import TESTER, Done, Frozen, Halt, Lines, Mark, Outbox, Saved, Wire
 from offbeat.engine.server import Server, Watch
 from offbeat.link.memory import Counts, Shared
-from offbeat.log import Evaluated
+from offbeat.log import Entry, Evaluated
 from offbeat.store.core import Store
+from offbeat.store.fold import fold
 from offbeat.store.table import under
 
 RELAY = 0.05  # seconds between two bundles of records for the launcher
@@ -36,6 +38,15 @@ class Rhythm:
     save: int | None = None  # None saves after each epoch
 
 
+@dataclass(frozen=True)
+class Lived:
+    """What a server that was killed had done since its last checkpoint, and all it had learnt."""
+
+    records: list[Entry]
+    length: int  # of its log
+    tensors: dict[str, Tensor]
+
+
 class Steward:
     """Runs a server until the end, and looks after everything that is not a packet."""
 
@@ -47,6 +58,7 @@ class Steward:
         self.lines = bytearray()
         self.due = 0.0  # when the lines go out
         self.halted = False
+        self.new_log: Callable[[], Path] | None = None  # where to log on after a checkpoint
         self.tester: socket.socket | None = None
         self.testing: Evaluated | None = None  # under way
         self.tested = 0  # tests done or under way
@@ -217,17 +229,33 @@ class Steward:
         self.outbox.put(Mark(store.version))
         self.outbox.finish()  # the figures of a run must not be older than its checkpoint
         self.shelf.save(store.version, tensors, meta)
+        if self.new_log is not None:
+            store.log.switch(self.new_log())
         self.outbox.put(Saved())
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        """Go on from a checkpoint: everybody has to join again."""
+        """Take the store as it was at a checkpoint."""
         store = self.store
         assert store.parameters is not None
         store.parameters.load(under("store/", tensors), meta["parameters"])
-        store.load(meta["store"])
+        store.load_alone(meta["store"])
         self.tested = meta["session"]["tested"]
         self.saved_version, self.saved_epoch = store.version, store.epoch
         self.clock.start = meta["time"]
-        store.vacate(meta["store"], self.clock())
+
+    def go_on(self, lived: Lived | None) -> None:
+        """Everybody has to join again; with `lived` nothing since the checkpoint is lost."""
+        store, every = self.store, self.rhythm.test
+        if lived is None:
+            store.vacate(self.clock())
+        else:
+            assert store.parameters is not None
+            store.parameters.load(lived.tensors, store.parameters.meta())
+            self.clock.start = max([self.clock.start, *(r.time for r in lived.records)])
+            fold(store, lived.records, self.clock())
+            tests = [r for r in lived.records if isinstance(r, Evaluated)]
+            if tests and every is not None:
+                self.tested = tests[-1].samples // every
         self.shared.counts[Counts.APPLIED] = store.applied
         self.shared.counts[Counts.GIVEN_UP] = store.given_up
+        self.shared.counts[Counts.VERSION] = store.version

@@ -24,17 +24,18 @@ SHOWN = 8  # workers with a row of their own
 class Progress(Listener):
     """Shows a run on standard error; costs a look at the clock per record, and little else.
 
-    `title` is shown above the bar. Leaving the `with` block ends the display, whatever happened.
+    `title` is shown beside the bar; `virtual` says that the run's seconds are simulated. Leaving
+    the `with` block ends the display, whatever happened.
     """
 
-    def __init__(self, title: str = "", file: IO[str] | None = None):
-        self.title = title
+    def __init__(self, title: str = "", file: IO[str] | None = None, virtual: bool = False):
+        self.title, self.virtual = title, virtual
         self.console = console(file or sys.stderr)
         self.interval = REDRAW if self.console.is_terminal else LINES
         self.live: Live | None = None
         self.store: Any = None
         self.samples = 0
-        self.time = 0.0  # virtual
+        self.time = 0.0  # of the run
         self.loss: float | None = None
         self.staleness: list[int] = []  # of every worker's last contribution
         self.stale_sum = self.parts = 0
@@ -56,6 +57,10 @@ class Progress(Listener):
         self.time = record.time
         if isinstance(record, Updated):
             self._updated(record)
+        self.idle()
+
+    def idle(self) -> None:
+        """Draw if it is time to; may be called when nothing has happened, too."""
         now = time.monotonic()
         if now >= self.due:
             self.due = now + self.interval
@@ -99,21 +104,18 @@ class Progress(Listener):
     @property
     def done(self) -> float:
         """The share of the samples that have been dealt with."""
-        ledger = self.store.leases.ledger
-        counts = [*ledger.done, *ledger.lost.values()]
-        given_up: int = sum(c.get("dropped", 0) + c.get("skipped", 0) for c in counts)
-        return min(1.0, float(ledger.applied + given_up) / max(1, self.samples))
+        done = self.store.applied + self.store.given_up
+        return min(1.0, float(done) / max(1, self.samples))
 
     def line(self) -> str:
         """The run in one line."""
-        applied = self.store.leases.ledger.applied
-        words = [f"{rate(applied / self.time if self.time else 0.0)} samples per virtual s"]
-        # Runs without gradients have no loss.
-        if self.loss is not None and self.store.parameters is not None:
+        speed = rate(self.store.applied / self.time if self.time else 0.0)
+        words = [f"{speed} samples per virtual s" if self.virtual else f"{speed} samples/s"]
+        if self.loss:  # runs without gradients have none
             words.append(f"loss {self.loss:.4g}")
         if self.parts:
             words.append(f"staleness {self.stale_sum / self.parts:.2f}")
-        words.append(f"at {seconds(self.time)} virtual s")
+        words.append(f"at {seconds(self.time)} {'virtual s' if self.virtual else 's'}")
         return "  ".join(words)
 
     def picture(self) -> RenderableType:
@@ -124,10 +126,11 @@ class Progress(Listener):
             ProgressBar(total=1.0, completed=self.done, width=30),
             share(self.done),
         )
-        rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=min(COLUMNS - 1, 60))
-        rows.add_column("worker", width=8)
+        width = min(COLUMNS, self.console.width) - 1
+        rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), width=width)
+        rows.add_column("worker", width=7)
         rows.add_column("state", ratio=1, no_wrap=True)
-        rows.add_column("clock", justify="right", width=8)
+        rows.add_column("clock", justify="right", width=9)
         rows.add_column("staleness", justify="right", width=9)
         cells = self.store.cells
         count = cells.shape[1]
@@ -150,4 +153,9 @@ def state_of(cells: Any, worker: int) -> tuple[str, str]:
     if not cells[Row.WAITING, worker]:
         return "computing", "green"
     blocker = int(cells[Row.BLOCKER, worker])
-    return ("waiting" if blocker == NOBODY else f"waiting for worker {blocker}"), "yellow"
+    if blocker == NOBODY:
+        return "waiting", "yellow"
+    clock = int(cells[Row.CLOCK, blocker])
+    behind = int(cells[Row.CLOCK, worker]) - clock
+    where = f" (clock {clock:,}, {behind:,} behind)" if behind > 0 else ""
+    return f"waiting for worker {blocker}{where}", "yellow"

@@ -37,7 +37,7 @@ class WorkerFigures(msgspec.Struct):
 
 
 class Summary(msgspec.Struct):
-    """What a run came to. Two runs with the same seed give equal summaries."""
+    """What a run came to. Two simulations with the same seed give equal summaries."""
 
     discipline: str
     engine: str
@@ -64,6 +64,7 @@ class Summary(msgspec.Struct):
     per_worker: list[WorkerFigures]
     ledger: list[dict[str, int]]
     parameter_hash: str
+    emulated: list[float] = []  # least seconds of each worker's step; empty where speeds are real
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)

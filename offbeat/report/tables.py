@@ -1,7 +1,8 @@
 """What a run cost as tables for a terminal: one run in full, or several side by side."""
 
 from collections.abc import Sequence
-from typing import IO
+from itertools import groupby
+from typing import IO, NamedTuple
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -27,7 +28,7 @@ def console(file: IO[str]) -> Console:
 
 
 def seconds(value: float) -> str:
-    """Virtual seconds with three figures that matter: 0.52, 7.19, 1,240."""
+    """Seconds with three figures that matter: 0.52, 7.19, 1,240."""
     for bound, digits in ((0.1, 4), (10, 2), (100, 1)):
         if value < bound:
             return f"{value:.{digits}f}" if value else "0"
@@ -70,10 +71,12 @@ def run_table(summary: Summary) -> RenderableType:
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
     """The figures of a run as (name, words)."""
+    per = "/s" if summary.engine == "local" else " per virtual second"
     rows = [
+        *_real(summary),
         (
             "speed",
-            f"{rate(summary.samples_per_second)} samples per virtual second: "
+            f"{rate(summary.samples_per_second)} samples{per}: "
             f"{summary.samples:,} samples in {seconds(summary.seconds)} s",
         ),
         ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
@@ -89,6 +92,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("waiting", f"{share(summary.wait_share)} of all workers' time"),
         ("bytes", f"{size(summary.bytes_sent)} sent, {size(summary.bytes_received)} received"),
     ]
+    if summary.overlap:
+        rows.append(("overlap", overlap_line(summary.overlap)))
     if any(summary.memory.values()):
         held = [f"{size(count)} {_HOLDERS.get(key, key)}" for key, count in summary.memory.items()]
         rows.append(("memory", ", ".join(held)))
@@ -98,7 +103,42 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
-_HOLDERS = {"store": "at the store", "worker": "at the largest worker"}
+_HOLDERS = {
+    "store": "at the store",
+    "worker": "at the largest worker",
+    "worker_peak": "for all of the largest worker process",
+}
+
+
+def _real(summary: Summary) -> list[tuple[str, str]]:
+    """Which engine, and whose speeds: only where time was real."""
+    if summary.engine != "local":
+        return []
+    rows = [("engine", "local: processes on this machine, in real time")]
+    if summary.emulated:
+        rows.append(("emulated", f"{steps_line(summary.emulated)} for a step at the least"))
+    return rows
+
+
+def steps_line(steps: Sequence[float]) -> str:
+    """Seconds of every worker's step in one line: 3 × 20 ms, 80 ms."""
+    words = []
+    for step, same in groupby(steps):
+        count = len(list(same))
+        time = f"{step:g} s" if step >= 1 else f"{1000 * step:g} ms"
+        words.append(f"{count} × {time}" if count > 1 else time)
+    return ", ".join(words)
+
+
+def overlap_line(overlap: dict[str, float]) -> str:
+    """How well the stages of a worker overlapped."""
+    words = []
+    if "input_queue" in overlap:
+        words.append(f"{overlap['input_queue']:.1f} batches ready on average")
+    for name, key in (("reading", "reading_hidden"), ("exchange", "exchange_hidden")):
+        if key in overlap:
+            words.append(f"{share(overlap[key])} of {name} hidden")
+    return ", ".join(words) + (" behind computing" if "hidden" in words[-1] else "")
 
 
 def _not_applied(summary: Summary) -> str:
@@ -124,7 +164,7 @@ def ledger_line(ledger: Sequence[dict[str, int]]) -> str:
 
 
 def workers_table(workers: Sequence[WorkerFigures]) -> Table:
-    """Who computed, waited and talked for how long, in virtual seconds."""
+    """Who computed, waited and talked for how long."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("worker", no_wrap=True)
     for name in ("steps", "samples", "computing", "waiting", "sending", "staleness"):
@@ -163,25 +203,37 @@ def _cells(group: Sequence[WorkerFigures]) -> list[str]:
 # ---------------------------------------------------------------- several runs
 
 
+class Outcome(NamedTuple):
+    """A run, and the seconds it took to the target accuracy."""
+
+    summary: Summary
+    reached: float | None
+
+
+class Beside(NamedTuple):
+    """A real run with its learning rate, and what the simulator had predicted of it."""
+
+    lr: float | None
+    measured: Outcome
+    predicted: Outcome
+
+
 def runs_table(
     runs: Sequence[tuple[Summary, float | None]], target: float = 0.9, coming: Sequence[str] = ()
 ) -> Table:
-    """Several runs side by side, each with its virtual seconds to the `target` accuracy.
+    """Several simulated runs side by side, each with its seconds to the `target` accuracy.
 
     `coming` names disciplines whose runs are not finished yet.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("\ndiscipline", overflow="fold")
-    for name in (
+    table = _side_by_side(
         f"{share(target)} after\n(virtual)",
         "final\naccuracy",
         "samples/s\n(virtual)",
         "mean\nstaleness",
         "time\nwaiting",
         "bytes\nsent",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    best = min((reached for _, reached in runs if reached is not None), default=None)
+    )
+    best = _soonest([reached for _, reached in runs])
     for summary, reached in runs:
         words = "never" if reached is None else f"{seconds(reached)} s"
         table.add_row(
@@ -193,6 +245,59 @@ def runs_table(
             share(summary.wait_share),
             size(summary.bytes_sent),
         )
-    for name in coming:
-        table.add_row(name, "...", style="dim")
+    _announce(table, coming)
     return table
+
+
+def beside_table(
+    rows: Sequence[Beside],
+    target: float = 0.9,
+    coming: Sequence[str] = (),
+    done: float | None = None,
+) -> Table:
+    """Real runs side by side, with the simulator's prediction of speed and of time to `target`.
+
+    `coming` names disciplines whose runs are not finished yet, `done` how far the first of them is.
+    """
+    table = _side_by_side(
+        "\nrate",
+        "samples/s\nreal / sim",
+        f"s to {share(target)}\nreal / sim",
+        "final\naccuracy",
+        "mean\nstaleness",
+        "wait\nshare",
+    )
+    best = _soonest([row.measured.reached for row in rows])
+    for lr, measured, predicted in rows:
+        summary, reached = measured
+        times = " / ".join(
+            "never" if t is None else seconds(t) for t in (reached, predicted.reached)
+        )
+        table.add_row(
+            summary.discipline,
+            "-" if lr is None else f"{lr:g}",
+            f"{rate(summary.samples_per_second)} / {rate(predicted.summary.samples_per_second)}",
+            Text(times, style="bold" if reached is not None and reached == best else ""),
+            percent(summary.accuracy),
+            f"{summary.staleness_mean:.2f}",
+            share(summary.wait_share),
+        )
+    _announce(table, coming, "" if done is None else share(done))
+    return table
+
+
+def _side_by_side(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("\ndiscipline", overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _soonest(times: Sequence[float | None]) -> float | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def _announce(table: Table, coming: Sequence[str], first: str = "") -> None:
+    for number, name in enumerate(coming):
+        table.add_row(name, (first if number == 0 else "") or "...", style="dim")

@@ -1,5 +1,6 @@
 """The store: it admits a contribution, gathers, weighs, applies, and moves the board."""
 
+from collections.abc import Callable
 from typing import Any
 
 from offbeat import board
@@ -47,6 +48,7 @@ class Store:
         self.pull_bytes = parameters.pull_bytes if parameters is not None else 0
         self.version = 0
         self.epoch = 0  # epochs done
+        self.on_version: Callable[[], None] | None = None  # called before a version is logged
         self.gathered: list[Contribution] = []
         self._barrier = isinstance(self.discipline.gather, All)
         self._drops = self.discipline.drops
@@ -153,7 +155,7 @@ class Store:
         part.weight = self.discipline.weigh.factor(part.staleness)
         if self._drops and part.staleness > 0:
             self.log.write(Dropped(now, self.version, part))
-            self._close_epochs(self.leases.settle(worker, part.leases, "dropped"), now)
+            self.close_epochs(self.leases.settle(worker, part.leases, "dropped"), now)
             self._moved = True
             return Verdict.DROPPED
         self.leases.hand_in(worker, part.leases)
@@ -182,6 +184,8 @@ class Store:
             group.sort(key=lambda c: (c.part.worker, c.part.sequence))
         rate = self.parameters.update(group) if self.parameters is not None else 1.0
         self.version += 1
+        if self.on_version is not None:
+            self.on_version()
         record = Updated(now, self.version, [c.part for c in group], rate)
         if self.parameters is not None:
             if self._hashes and self.version % self.hash_every == 0:
@@ -192,10 +196,11 @@ class Store:
             if self._barrier:
                 board.round_over(self.cells, one.part.worker)
             outcome = "skipped" if one.part.skipped else "applied"
-            self._close_epochs(self.leases.ledger.settle(one.part.leases, outcome), now)
+            self.close_epochs(self.leases.ledger.settle(one.part.leases, outcome), now)
         self._moved |= self._barrier  # under slack only clocks release anybody
 
-    def _close_epochs(self, epochs: list[int], now: float) -> None:
+    def close_epochs(self, epochs: list[int], now: float) -> None:
+        """These epochs are done, and the schedules may move on."""
         for epoch in epochs:
             self.epoch = epoch + 1
             self.log.write(EpochDone(now, epoch, self.version))
@@ -267,10 +272,8 @@ class Store:
         """Nobody has ever been here."""
         self.cells[:] = board.new_board(self.cells.shape[1])
 
-    def vacate(self, state: dict[str, Any], now: float) -> None:
-        """After a restart from `state` nobody is there: what was in flight goes out again."""
-        for _, leases in state["gathered"]:  # not by way of their workers: some may be lost already
-            self.leases.returned.extend(Lease(*lease) for lease in leases)
+    def vacate(self, now: float) -> None:
+        """After a restart nobody is there: what was in flight goes out again."""
         for worker in range(self.cells.shape[1]):
             if self.cells.item(Row.STATE, worker) in (State.ACTIVE, State.RESTING):
                 self.lose(worker, now)
@@ -281,3 +284,9 @@ class Store:
         self._low, self._moved = state["low"], state["moved"]
         self._sure = False
         self.leases.load(state["leases"])
+
+    def load_alone(self, state: dict[str, Any]) -> None:
+        """Load without the contributions that waited for others: their leases go out again."""
+        self.load(state)
+        for _, leases in state["gathered"]:  # not by way of their workers: some may be lost already
+            self.leases.returned.extend(Lease(*lease) for lease in leases)

@@ -1,5 +1,6 @@
 """A rule over named tensors: a PyTorch optimiser with its groups, schedule and clipping."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class Clip:
                 gradient.mul_(scale)
 
 
+# Rules whose step is known to need nothing from its wrappers but that gradients are off.
+_BARE = ("torch.optim.sgd", "torch.optim.adam", "torch.optim.adamw", "torch.optim.adagrad")
+
 # A group of parameters with settings of its own: names, and what the optimiser is told of them.
 Group = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -94,6 +98,7 @@ class Updater:
                 "use a schedule that depends on the step alone"
             )
         self.moved = 0  # how often the schedule has moved on
+        self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
         """One step along `gradients`, with every learning rate scaled by `rate` for this step."""
@@ -106,14 +111,24 @@ class Updater:
     def step_in_place(self, rate: float = 1.0) -> None:
         """One step along the gradients the tensors already carry."""
         if rate == 1.0:
-            self.rule.step()
+            self._step()
             return
         rates = [group["lr"] for group in self.rule.param_groups]
         for group, lr in zip(self.rule.param_groups, rates, strict=True):
             group["lr"] = lr * rate
-        self.rule.step()
+        self._step()
         for group, lr in zip(self.rule.param_groups, rates, strict=True):
             group["lr"] = lr
+
+    def _step(self) -> None:
+        """A step without PyTorch's wrappers for profiles and hooks, which cost more than it."""
+        rule = self.rule
+        hooked = rule._optimizer_step_pre_hooks or rule._optimizer_step_post_hooks
+        if hooked or self.scheduler is not None or type(rule).__module__ not in _BARE:
+            rule.step()
+            return
+        with torch.no_grad():
+            self._bare(rule)
 
     def advance(self, version: int, epoch: int) -> None:
         """Let the schedule catch up with the run."""

@@ -141,6 +141,9 @@ class Gate:
     def wait(self) -> None:
         select.select([self.handle], [], [])
 
+    def is_open(self) -> bool:
+        return bool(select.select([self.handle], [], [], 0)[0])
+
 
 class Once:
     """Sends this process a signal, the first time that any process comes by."""
@@ -176,6 +179,19 @@ class WakeLost(ob.Listener):
             strike(record.worker, signal.SIGCONT)
 
 
+class Together:
+    """Holds up whoever comes by until all workers have; afterwards nobody, whatever has died."""
+
+    def __init__(self, workers: int):
+        self.passed = Gate()
+        context = multiprocessing.get_context("fork")
+        self.barrier = context.Barrier(workers, action=self.passed.open)
+
+    def __call__(self) -> None:
+        if not self.passed.is_open():
+            self.barrier.wait()
+
+
 def level(engine: str, what: Any, workers: int) -> Any:
     """The same problem, of which everybody begins the first step before anybody ends it.
 
@@ -183,7 +199,6 @@ def level(engine: str, what: Any, workers: int) -> Any:
     """
     if engine == "sim" or workers == 1:
         return what
-    together = multiprocessing.get_context("fork").Barrier(workers)
-    return what._replace(
-        loss=AtStep(what.loss, {(worker, 1): together.wait for worker in range(workers)})
-    )
+    together = Together(workers)
+    acts = {(worker, 1): together for worker in range(workers)}
+    return what._replace(loss=AtStep(what.loss, acts))

@@ -208,12 +208,12 @@ def test_a_missing_update_or_pull(engine, tmp_path):
     lines = _lines(engine, "asp", tmp_path)
     line = lines.updates()[5]
     assert _found_at(lines.replayed(lambda log: log.pop(line))) == 5
-    pull = next(i for i, r in enumerate(lines.original) if i > line and r["kind"] == "pull")
-    who = lines.original[pull]["worker"]
-    next_push = next(
-        r["version"]
-        for r in lines.original[pull:]
-        if r["kind"] == "update" and r["parts"][0]["worker"] == who
+    next_push, whose = max(lines.updates()), lines.updates()[max(lines.updates())]
+    who = lines.original[whose]["parts"][0]["worker"]
+    pull = max(
+        i
+        for i, r in enumerate(lines.original[:whose])
+        if r["kind"] == "pull" and r["worker"] == who
     )
     assert _found_at(lines.replayed(lambda log: log.pop(pull))) == next_push
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import offbeat as ob
-from offbeat.log import Log
+from offbeat.log import Log, Updated
 from offbeat.setup import Essentials, make_job
 from tests.contract.common import (
     CODECS,
     MOMENTUM,
     NAMES,
+    Problem,
     Stop,
     StopAfter,
+    check_run,
     clusters,
     examples,
     named,
@@ -32,6 +35,7 @@ from tests.contract.common import (
     scratch,
     seeds,
 )
+from tests.contract.real import AtStep, Once
 
 
 def net() -> nn.Module:
@@ -42,6 +46,23 @@ def _outcome(got: ob.Run) -> tuple[str, bytes, dict[str, Any], list[bytes]]:
     tensors = [t.numpy().tobytes() for t in got.model.state_dict().values()]
     log = (got.folder / "log.jsonl").read_bytes()
     return got.parameter_hash, log, got.summary().to_dict(), tensors
+
+
+def _stop_and_resume_real(stops: list[int], out: Path, what: Problem, *args: Any, **options: Any):
+    """The same with real processes, whose order is another after each stop.
+
+    So it is the log that is looked at: nothing lost, and one that a replay can follow to its end.
+    """
+    for index, records in enumerate(stops):
+        with suppress(Stop):
+            listeners = [StopAfter(records)]
+            run("local", what, *args, out=out, resume=index > 0, listeners=listeners, **options)
+    got = run("local", what, *args, out=out, resume=True, **options)
+    code = {key: options[key] for key in ("schedule", "clip", "groups") if key in options}
+    records = check_run(out, what, options.get("epochs", 2), **code)
+    last = [record.hash for record in records if isinstance(record, Updated)][-1]
+    assert got.parameter_hash == last
+    assert got.summary().updates == sum(isinstance(record, Updated) for record in records)
 
 
 def _stop_and_resume(engine: str, stops: list[int], out: Path, *args: Any, **options: Any):
@@ -55,7 +76,7 @@ def _stop_and_resume(engine: str, stops: list[int], out: Path, *args: Any, **opt
 
 
 @pytest.mark.parametrize("name", NAMES)
-@examples(6)
+@examples(6, local=1)
 @given(
     cluster=clusters(faults=True),
     seed=seeds,
@@ -79,6 +100,9 @@ def test_stopped_anywhere_and_resumed(engine, name, cluster, seed, codec, every,
         "evaluate_every": data.draw(st.sampled_from([26, 10])),
     }
     with scratch() as folder:
+        if engine == "local":
+            _stop_and_resume_real(stops[:2], folder / "run", what, discipline, **options)
+            return
         whole = run(engine, what, discipline, out=folder / "whole", **options)
         again = _stop_and_resume(engine, stops, folder / "stopped", what, discipline, **options)
         assert again == _outcome(whole)
@@ -115,6 +139,9 @@ def test_schedules_groups_and_clipping_go_on(engine, name, per, tmp_path):
         "checkpoint_every": 2,
         "shards": 2,
     }
+    if engine == "local":
+        _stop_and_resume_real([12, 9], tmp_path / "run", what, discipline, **options)
+        return
     whole = run(engine, what, discipline, out=tmp_path / "whole", **options)
     for records in (12, 25):
         out = tmp_path / f"after-{records}"
@@ -129,8 +156,11 @@ def test_a_schedule_does_not_trouble_a_worker_that_comes_late(engine, name):
     halve = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     early, late = ob.Machine(ob.Cluster.equal(1, "10ms").machines[0].compute), 0.12
     machines = (early, ob.Machine(early.compute, joins_at=late))
+    what = problem(samples=26)
+    if engine == "local":  # it dies and comes again when some epochs are over
+        what = what._replace(loss=AtStep(what.loss, {(1, 9): Once(signal.SIGKILL)}))
     got = run(
-        engine, problem(samples=26), named(2)[name], cluster=ob.Cluster(machines), epochs=4,
+        engine, what, named(2)[name], cluster=ob.Cluster(machines), epochs=4,
         schedule=ob.Schedule(halve),
     )  # fmt: skip
     assert got.summary().per_worker[1].samples > 0
@@ -140,6 +170,11 @@ def test_checkpoints_by_epoch_and_none_at_all(engine, tmp_path):
     """Stopped before the first checkpoint the run begins anew, afterwards at the last epoch."""
     what = problem(samples=26)
     options = {"cluster": "10ms,13ms", "epochs": 3}
+    if engine == "local":
+        for records in (1, 5, 30, 45):
+            out = tmp_path / f"after-{records}"
+            _stop_and_resume_real([records], out, what, "asp", **options)
+        return
     whole = _outcome(run(engine, what, "asp", out=tmp_path / "whole", **options))
     for records in (1, 5, 30, 45):
         out = tmp_path / f"after-{records}"
@@ -150,6 +185,9 @@ def test_a_finished_run_resumes_to_itself(engine, tmp_path):
     what = problem()
     options = {"workers": 2, "checkpoint_every": 3, "out": tmp_path / "run"}
     whole = _outcome(run(engine, what, "ssp:1", **options))
+    if engine == "local":  # from its last checkpoint, in whatever order
+        _stop_and_resume_real([], tmp_path / "run", what, "ssp:1", workers=2, checkpoint_every=3)
+        return
     assert _outcome(run(engine, what, "ssp:1", resume=True, **options)) == whole
 
 
@@ -195,7 +233,6 @@ run(sys.argv[1], problem(net, samples=26), "asp", out=sys.argv[2], listeners=[Ki
 
 def test_killed_and_resumed(engine, tmp_path):
     what = problem(net, samples=26)
-    whole = run(engine, what, "asp", out=tmp_path / "whole", **KILLED)
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, engine, str(tmp_path / "killed")],
         cwd=Path(__file__).parents[2],
@@ -206,13 +243,17 @@ def test_killed_and_resumed(engine, tmp_path):
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "killed" / "summary.json").exists()
     assert list((tmp_path / "killed" / "checkpoints").iterdir())
+    if engine == "local":
+        _stop_and_resume_real([], tmp_path / "killed", what, "asp", **KILLED)
+        return
+    whole = run(engine, what, "asp", out=tmp_path / "whole", **KILLED)
     again = run(engine, what, "asp", out=tmp_path / "killed", resume=True, **KILLED)
     assert _outcome(again) == _outcome(whole)
 
 
 def test_killed_while_the_folder_was_being_made(engine, tmp_path):
     what = problem()
-    whole = run(engine, what, "asp", workers=2, out=tmp_path / "whole")
+    whole = run("sim", what, "asp", workers=2, out=tmp_path / "whole")
     for number, leftover in enumerate([[], ["initial.safetensors"], [".run.json"]]):
         out = tmp_path / f"cut{number}"
         (out / "checkpoints").mkdir(parents=True)
@@ -221,6 +262,9 @@ def test_killed_while_the_folder_was_being_made(engine, tmp_path):
         with pytest.raises(ob.ConfigError, match="pass resume=True"):
             run(engine, what, "asp", workers=2, out=out)
         again = run(engine, what, "asp", workers=2, out=out, resume=True)
+        if engine == "local":
+            check_run(out, what)
+            continue
         assert _outcome(again) == _outcome(whole)
 
 

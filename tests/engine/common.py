@@ -4,6 +4,7 @@ import gc
 import os
 import select
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,7 +131,7 @@ def faulty(
     gate: Gate, discipline: ob.Discipline | str, steps: Sequence[Step], **options: Any
 ) -> tuple[ob.Run, Script, Problem]:
     """A run of three workers during which all steps of a script happen."""
-    what = problem(samples=96)._replace(loss=gate)
+    what = problem(samples=48)._replace(loss=gate)
     script = Script(gate, steps)
     options = {"workers": 3, "epochs": 12, "patience": PATIENCE} | options
     done = run("local", what, discipline, listeners=[script], **options)
@@ -171,12 +172,12 @@ def open_files() -> list[str]:
 @contextmanager
 def nothing_left() -> Iterator[None]:
     """However it ends: no process, no socket, no memory stays."""
-    gc.collect()
-    before = open_files()
+    before = Counter(open_files())
     yield
-    gc.collect()
     assert children() == {}
-    assert open_files() == before
+    if Counter(open_files()) - before:
+        gc.collect()  # a cycle may keep the memory of a run for a while
+    assert not Counter(open_files()) - before
 
 
 def message_of(kind: type[BaseException], action: Callable[[], Any]) -> str:

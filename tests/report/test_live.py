@@ -1,14 +1,19 @@
 """The progress display: what it says, how seldom it speaks, and that the cursor stays."""
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import offbeat as ob
 from offbeat import board
 from offbeat.board import Row, State
+from offbeat.log import Part, Updated
+from offbeat.recipes import recipe
 from offbeat.report import live
 from offbeat.report.live import Progress, state_of
+from offbeat.report.tables import console
 
 
 class Terminal(io.StringIO):
@@ -42,7 +47,7 @@ def watched(
     steps: int = 10,
 ) -> Progress:
     monkeypatch.setattr(live, "time", Clock(tick))
-    progress = Progress("a run", file)
+    progress = Progress("a run", file, virtual=True)
     ob.estimate(cluster, "ssp:1", steps=steps, listeners=[progress])
     return progress
 
@@ -86,6 +91,76 @@ def test_a_terminal_shows_workers_and_keeps_its_cursor(monkeypatch: pytest.Monke
     assert "a run" in file.getvalue()
 
 
+def stopped(cells: Any) -> SimpleNamespace:
+    """What a run offers to whoever watches: here a quarter is done."""
+    return SimpleNamespace(cells=cells, applied=200, given_up=50)
+
+
+def test_seconds_are_called_virtual_only_where_they_are() -> None:
+    for virtual in (False, True):
+        progress = Progress(file=io.StringIO(), virtual=virtual)
+        progress.begin(stopped(board.new_board(2)), 1000)
+        progress.see(Updated(4.0, 1, [Part(0, 1, 0, 0, [], 8, staleness=3, loss=0.5)]))
+        assert progress.done == 0.25
+        unit = " per virtual s" if virtual else "/s"
+        where = "at 4.00 virtual s" if virtual else "at 4.00 s"
+        assert progress.line() == f"50 samples{unit}  loss 0.5  staleness 3.00  {where}"
+
+
+@pytest.mark.usefixtures("eighty")
+def test_a_stalled_run_says_who_waits_for_whom_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(0.0)
+    monkeypatch.setattr(live, "time", clock)
+    cells = board.new_board(3)
+    for worker in range(3):
+        board.enter(cells, worker)
+    file = Terminal()
+    progress = Progress("asp, 3 workers", file)
+    progress.begin(stopped(cells), 1000)
+    progress.see(Updated(4.0, 1, [Part(0, 1, 0, 0, [], 8)]))
+    assert "waiting" not in file.getvalue()
+    cells[Row.CLOCK] = (1_234_567, 1_234_567, 1_234_560)
+    cells[Row.WAITING, 0], cells[Row.BLOCKER, 0] = 1, 2
+    progress.idle()
+    assert "waiting" not in file.getvalue()  # it is too soon for another picture
+    clock.now += live.REDRAW
+    progress.idle()
+    progress.end()
+    assert "waiting for worker 2 (clock 1,234,560, 7 behind)" in file.getvalue()
+    plain = console(wide := io.StringIO())
+    plain.print(progress.picture())
+    assert max(map(len, wide.getvalue().splitlines())) <= 80
+    assert "…" not in wide.getvalue()
+
+
+def test_real_workers_are_shown_as_simulated_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "time", Clock(0.5))
+    file = io.StringIO()
+    task = recipe("digits")
+    progress = Progress(file=file)
+    ob.train(
+        task.model,
+        task.data,
+        task.loss,
+        discipline="asp",
+        optimizer=task.optimizer,
+        workers=2,
+        batch_size=64,
+        engine="local",
+        listeners=[progress],
+    )
+    lines = file.getvalue().splitlines()
+    assert lines
+    for line in lines:
+        assert "samples/s" in line
+        assert "loss" in line or line == lines[0]
+        assert "virtual" not in line
+        assert len(line) <= 80
+    assert progress.done == 1.0
+
+
 @pytest.mark.usefixtures("eighty")
 def test_many_workers_become_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     file = Terminal()
@@ -114,7 +189,11 @@ def test_a_state_is_told_in_words() -> None:
     for worker in range(3):
         board.enter(cells, worker)
     assert state_of(cells, 0)[0] == "computing"
-    cells[Row.WAITING, 0], cells[Row.BLOCKER, 0] = 1, 2
+    cells[Row.WAITING, 0], cells[Row.CLOCK, 0], cells[Row.CLOCK, 2] = 1, 125, 118
+    assert state_of(cells, 0)[0] == "waiting"
+    cells[Row.BLOCKER, 0] = 2
+    assert state_of(cells, 0)[0] == "waiting for worker 2 (clock 118, 7 behind)"
+    cells[Row.CLOCK, 2] = 125  # it has just come, and the others are about to be let go
     assert state_of(cells, 0)[0] == "waiting for worker 2"
     board.set_state(cells, 1, State.LOST)
     assert state_of(cells, 1)[0] == "lost"

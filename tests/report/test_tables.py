@@ -6,7 +6,21 @@ import pytest
 
 import offbeat as ob
 from offbeat.report import tables
-from offbeat.report.tables import console, ledger_line, run_table, runs_table, seconds, size
+from offbeat.report.summary import Summary
+from offbeat.report.tables import (
+    Beside,
+    Outcome,
+    beside_table,
+    console,
+    figures,
+    ledger_line,
+    overlap_line,
+    run_table,
+    runs_table,
+    seconds,
+    size,
+    steps_line,
+)
 
 
 def rendered(thing: object) -> str:
@@ -51,6 +65,54 @@ def test_a_run_says_who_waited_and_how_long() -> None:
     assert "2 epochs" not in text
 
 
+def real(summary: Summary, emulated: list[float] | None = None) -> Summary:
+    """The summary as the local engine would give it."""
+    summary.engine = "local"
+    summary.emulated = emulated or []
+    summary.memory = {"store": 40_000, "worker": 80_000, "worker_peak": 313_000_000}
+    return summary
+
+
+def test_a_real_run_names_its_engine_and_whether_speeds_were_emulated() -> None:
+    summary = ob.estimate("20ms,80ms", "bsp", steps=10)
+    assert not {"engine", "emulated", "overlap"} & dict(figures(summary)).keys()
+    told = dict(figures(real(summary)))
+    assert "real time" in told["engine"]
+    assert "emulated" not in told
+    assert told["speed"].startswith("800 samples/s: 640 samples in 0.80 s")
+    assert "313 MB for all of the largest worker process" in told["memory"]
+    text = rendered(run_table(real(summary, [0.02, 0.08])))
+    assert "virtual" not in text
+    assert "20 ms, 80 ms for a step at the least" in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [([0.02] * 3 + [0.08], "3 × 20 ms, 80 ms"), ([1.5, 0.0005], "1.5 s, 0.5 ms"), ([2.0], "2 s")],
+)
+def test_equal_steps_are_counted(steps: list[float], text: str) -> None:
+    assert steps_line(steps) == text
+
+
+@pytest.mark.parametrize(
+    ("overlap", "text"),
+    [
+        ({"input_queue": 1.84}, "1.8 batches ready on average"),
+        ({"exchange_hidden": 0.5}, "50 % of exchange hidden behind computing"),
+        (
+            {"input_queue": 2, "reading_hidden": 0.97, "exchange_hidden": 0.5},
+            "2.0 batches ready on average, 97 % of reading hidden, 50 % of exchange hidden "
+            "behind computing",
+        ),
+    ],
+)
+def test_overlap_is_told_where_stages_overlapped(overlap: dict[str, float], text: str) -> None:
+    assert overlap_line(overlap) == text
+    summary = ob.estimate("20ms", "bsp", steps=1)
+    summary.overlap = overlap
+    assert dict(figures(summary))["overlap"] == text
+
+
 def test_many_workers_are_shown_by_their_extremes() -> None:
     times = ",".join(f"{20 + number}ms" for number in range(30))
     text = rendered(run_table(ob.estimate(times, "bsp", steps=3)))
@@ -64,7 +126,9 @@ def test_many_workers_are_shown_by_their_extremes() -> None:
 def test_everything_fits_80_columns_and_is_plain(workers: int) -> None:
     summary = ob.estimate(ob.Cluster.equal(workers), "asp", steps=2, model_bytes=10**12)
     side_by_side = runs_table([(summary, 0.5), (summary, None)], coming=["bsp", "local:8"])
-    for text in (rendered(run_table(summary)), rendered(side_by_side)):
+    summary.overlap = {"input_queue": 2.0, "reading_hidden": 1.0, "exchange_hidden": 1.0}
+    both = run_table(real(summary, [0.001 * number for number in range(workers)]))
+    for text in (rendered(both), rendered(side_by_side)):
         assert max(map(len, text.splitlines())) <= tables.COLUMNS
         assert "\x1b" not in text
         assert "…" not in text
@@ -78,6 +142,27 @@ def test_side_by_side_names_every_run_and_the_time_to_the_target() -> None:
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "1.25 s" in lines["bsp"]
     assert "never" in lines["asp:weigh=inverse"]
+
+
+def test_measured_and_predicted_stand_beside_each_other_in_80_columns() -> None:
+    names = ["bsp", "asp:weigh=inverse"]
+    rows = []
+    for name in names:
+        one, two = (ob.estimate("20ms,80ms", name, steps=5) for _ in range(2))
+        one.samples_per_second, two.samples_per_second = 5_123.0, 4_987.0
+        rows.append(Beside(0.15, Outcome(one, None), Outcome(two, 12.5)))
+    rows[0] = rows[0]._replace(lr=None)
+    text = rendered(beside_table(rows, target=0.8, coming=["diloco:8", "asup"], done=0.37))
+    assert "s to 80 %" in text
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    for name, lr in zip(names, ("-", "0.15"), strict=True):
+        assert lines[name].split()[1] == lr
+        assert "5,123 / 4,987" in lines[name]
+        assert "never / 12.5" in lines[name]
+    assert lines["diloco:8"].split()[1:] == ["37", "%"]
+    assert lines["asup"].split()[1:] == ["..."]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
 
 
 def test_outside_a_terminal_long_text_is_wrapped_at_80(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,162 @@
+"""Whole models: ResNet-50 beside plain loops and DDP, the article's table, and the prediction."""
+
+import os
+from statistics import mean, median
+from typing import Any
+
+from benchmarks.beside import NO_MNIST
+from benchmarks.figure import Figure, Peer
+from benchmarks.peers import ddp, plain
+from benchmarks.peers.common import Training
+from benchmarks.peers.launch import PeerFailed, alone
+from benchmarks.scale import Scale
+
+BATCH = 8
+
+
+def resnet(scale: Scale) -> list[Figure]:
+    """ResNet-50: what one worker adds to a plain step, two workers' speed, and their memory."""
+    return [_one_worker(scale), *_two_workers(scale)]
+
+
+def _one_worker(scale: Scale) -> Figure:
+    cores = len(os.sched_getaffinity(0))
+    pairs = [
+        (
+            plain.resnet(
+                batch=BATCH, steps=scale.resnet_steps, side=scale.side, threads=cores
+            ).step.median,
+            _offbeat(scale, workers=1, threads=cores)["step"],
+        )
+        for _ in range(scale.pairs)
+    ]
+    return Figure(
+        "ResNet-50, batch 8, one worker: over the plain loop",
+        100 * (median(mine / theirs for theirs, mine in pairs) - 1),
+        "%",
+        at_most=2,
+        beside=f"{cores} threads each, images of {scale.side} x {scale.side}",
+        peers=(
+            Peer("offbeat step", 1e3 * median(mine for _, mine in pairs), "ms"),
+            Peer("plain step", 1e3 * median(theirs for theirs, _ in pairs), "ms"),
+        ),
+    )
+
+
+def _two_workers(scale: Scale) -> list[Figure]:
+    size = {"batch": BATCH, "steps": scale.resnet_steps, "side": scale.side}
+    pairs = [
+        (plain.resnet(processes=2, **size), _offbeat(scale, workers=2, threads=1))
+        for _ in range(scale.launches)
+    ]
+    rank: Training | None = None
+    failed = ""
+    try:
+        rank = ddp.resnet(**size)
+    except PeerFailed as error:
+        failed = f"failed: {error}"
+    peak = max(mine["peak_bytes"] for _, mine in pairs)
+    return [
+        Figure(
+            "ResNet-50, batch 8, two workers over two plain processes",
+            median(mine["per_second"] / theirs.per_second for theirs, mine in pairs),
+            "x",
+            at_least=0.95,
+            beside="ASP, one thread each",
+            peers=(
+                Peer("offbeat", median(mine["per_second"] for _, mine in pairs), "images/s"),
+                Peer("two plain", median(theirs.per_second for theirs, _ in pairs), "images/s"),
+                Peer("DDP, 2 ranks", rank.per_second if rank else None, "images/s", failed),
+            ),
+        ),
+        Figure(
+            "ResNet-50, batch 8: peak memory of a worker over DDP's rank",
+            peak / rank.peak_bytes if rank else None,
+            "x",
+            at_most=1,
+            peers=(
+                Peer("offbeat", peak / 1e6, "MB"),
+                Peer("DDP", rank.peak_bytes / 1e6 if rank else None, "MB", failed),
+                Peer("plain", max(theirs.peak_bytes for theirs, _ in pairs) / 1e6, "MB"),
+            ),
+        ),
+    ]
+
+
+def _offbeat(scale: Scale, workers: int, threads: int) -> dict[str, Any]:
+    arguments = {
+        "workers": workers, "threads": threads, "batch": BATCH, "steps": scale.resnet_steps,
+        "side": scale.side,
+    }  # fmt: skip
+    return alone("local.runs:resnet", arguments, threads)
+
+
+# ---------------------------------------------------------------- the article's table
+
+# Of 0.0005, 0.001 and 0.002 the rate with the best accuracy after three epochs, seed 0, for one
+# node (the same rule in a plain loop) and for ASU-P on two workers of a simulated cluster.
+ONE_NODE_RATE = 0.001
+ASUP_RATE = 0.001
+ARTICLE_BATCH = 64
+
+
+def article(scale: Scale) -> list[Figure]:
+    """ASU-P on two workers against one node: speed and accuracy after the same epochs."""
+    speed = "ASU-P, 2 workers, over one node (a plain loop on one core), MNIST CNN: speed"
+    points = "ASU-P, 2 workers: accuracy below one node's"
+    if scale.mnist is None:
+        return [
+            Figure(speed, None, "x", at_least=1.8, beside=NO_MNIST),
+            Figure(points, None, "points", at_most=0.1, beside=NO_MNIST),
+        ]
+    size = {"epochs": scale.epochs, "batch": ARTICLE_BATCH, "samples": scale.samples}
+    one, two = [], []
+    for seed in range(scale.launches):
+        one.append(plain.mnist(scale.mnist, seed=seed, lr=ONE_NODE_RATE, **size))
+        arguments = {"folder": str(scale.mnist), "seed": seed, "lr": ASUP_RATE, **size}
+        two.append(alone("local.runs:article", arguments))
+    told = f"{scale.epochs} epochs, mean of {scale.launches} seeds, the same rule on both sides"
+    node, pair = (100 * mean(run.accuracy for run in one), 100 * mean(t["accuracy"] for t in two))
+    return [
+        Figure(
+            speed,
+            mean(run.seconds for run in one) / mean(run["seconds"] for run in two),
+            "x",
+            at_least=1.8,
+            beside=told,
+            peers=(
+                Peer("ASU-P", mean(run["seconds"] for run in two), "s"),
+                Peer("one node", mean(run.seconds for run in one), "s"),
+            ),
+        ),
+        Figure(
+            points,
+            node - pair,
+            "points",
+            at_most=0.1,
+            beside=told,
+            # Two digits after the point: a tenth of a point is what matters.
+            peers=(Peer(f"ASU-P {pair:.2f} %, one node", None, "%", f"{node:.2f} %"),),
+        ),
+    ]
+
+
+# ---------------------------------------------------------------- what the simulator had said
+
+
+def prediction(scale: Scale) -> list[Figure]:
+    """How far the simulator's samples/s lie from the measured ones, for each row of the demo."""
+    rows = alone("local.runs:demo", {"rows": scale.demo_rows, "epochs": scale.demo_epochs})["rows"]
+    return [
+        Figure(
+            f"demo, {row['sync']}: samples/s predicted, off the measured",
+            100 * abs(row["predicted"] / row["measured"] - 1),
+            "%",
+            at_most=10,
+            peers=(
+                Peer("measured", row["measured"], "samples/s"),
+                Peer("predicted", row["predicted"], "samples/s"),
+            ),
+        )
+        for row in rows
+    ]
