@@ -1,4 +1,4 @@
-"""The judgement of a measured figure, and the table and JSON that show it."""
+"""How figures are counted, judged and shown, and that the measurements do run."""
 
 import io
 import json
@@ -8,8 +8,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from benchmarks import __main__ as command
+from benchmarks.beside import measured
 from benchmarks.figure import Figure, Peer, quantity
+from benchmarks.local.exchange_process import rounds
+from benchmarks.local.runs import Goal, GoalReached, Steps, mean_step, per_second
+from benchmarks.peers.launch import PeerFailed, PeerMissing
 from benchmarks.table import WIDTH, as_json, table, verdict
+from offbeat.log import Evaluated, Part, Updated
 
 FAST = Figure("exchange over the limit", 1.2, "x", at_most=1.25)
 SLOW = replace(FAST, value=1.3)
@@ -101,3 +107,112 @@ def test_json_holds_the_machine_and_every_figure_with_its_peers():
     assert figure["wanted"] == "at most 1.25"
     assert figure["passed"] is False
     assert figure["peers"] == [{"name": "DDP", "value": 2.5, "unit": "ms", "note": ""}]
+
+
+# ---------------------------------------------------------------- how runs are counted
+
+
+def update(time: float, *workers: int) -> Updated:
+    parts = [Part(worker, 1, 0, 0, [], samples=8) for worker in workers]
+    return Updated(time, version=1, parts=parts)
+
+
+def test_steps_are_kept_by_worker_however_they_were_applied():
+    steps = Steps(2)
+    for record in (update(1.0, 0), update(2.0, 0, 1), update(3.0, 1)):
+        steps.see(record)
+    assert steps.times == [[1.0, 2.0], [2.0, 3.0]]
+    assert steps.heard.keys() == {0, 1}
+    assert steps.heard[0] <= steps.heard[1]
+
+
+def test_samples_per_second_leave_out_the_warm_up_and_the_end():
+    fast = [0.0, 0.1, 5.0, *(6.0 + i for i in range(11))]  # one step a second, once it runs
+    slow = [0.0, 0.1, 5.0, *(6.0 + 2 * i for i in range(4))]  # half of that, and gone after 12
+    assert per_second([fast], batch=8) == pytest.approx(8.0)
+    assert per_second([fast, slow], batch=8) == pytest.approx(12.0)
+    # What one does when the other has left is no longer counted.
+    hurried = [moment if moment <= 12 else 12 + (moment - 12) / 100 for moment in fast]
+    assert per_second([hurried, slow], batch=8) == pytest.approx(12.0)
+
+
+def test_a_mean_step_is_wall_time_times_workers_over_steps():
+    assert mean_step([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]]) == pytest.approx(1.0)
+    assert mean_step([[0.0, 1.0, 2.0, 3.0], [0.5, 1.5, 2.5]]) == pytest.approx(3 * 2 / 6)
+
+
+def test_a_goal_ends_the_run_at_the_first_test_that_reaches_it():
+    goal = Goal(0.9)
+    goal.see(Evaluated(1.0, version=1, samples=8, loss=0.5, accuracy=0.89))
+    goal.see(Evaluated(2.0, version=2, samples=8, loss=0.5, accuracy=None))
+    assert goal.seconds is None
+    with pytest.raises(GoalReached):
+        goal.see(Evaluated(3.0, version=3, samples=8, loss=0.5, accuracy=0.9))
+    assert goal.seconds == 3.0
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
+def test_an_exchange_goes_through_a_real_server_and_back(rule, copied):
+    found = rounds([[3, 5], [7]], repeats=2, rule=rule, copied=copied, hashed=False)
+    for name in ("exchange", "limit", "private", "image"):
+        assert len(found[name]) == 2
+        assert min(found[name]) > 0
+    assert found["threads"] == 1
+
+
+# ---------------------------------------------------------------- what is missing or fails
+
+
+def raising(error: Exception):
+    def measure(*_: object):
+        raise error
+
+    return measure
+
+
+def test_a_peer_that_is_missing_or_fails_is_shown_as_such():
+    assert measured("DDP", "ms", lambda: 2.5) == Peer("DDP", 2.5, "ms")
+    missing = measured("Ray", "ms", raising(PeerMissing("not installed: get it")))
+    assert missing == Peer("Ray", None, "ms", "not installed: get it")
+    failed = measured("Ray", "ms", raising(PeerFailed("ended without a word")))
+    assert failed == Peer("Ray", None, "ms", "failed: ended without a word")
+
+
+@pytest.mark.parametrize("name", ["accuracy", "article"])
+def test_without_mnist_its_figures_say_what_to_write(name):
+    figures = command.BENCHMARKS[name](command.QUICK)
+    assert figures
+    for figure in figures:
+        assert figure.judged == "?"
+        assert "--mnist FOLDER" in figure.beside
+
+
+def run_command(monkeypatch, *words: str) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", *words])
+    command.main()
+
+
+def test_a_group_that_fails_leaves_the_others_their_figures(monkeypatch, tmp_path, capsys):
+    groups = {"one": raising(PeerFailed("no luck")), "two": lambda scale: [FAST]}
+    monkeypatch.setattr(command, "BENCHMARKS", groups)
+    file = tmp_path / "deep" / "bench.json"
+    run_command(monkeypatch, "--quick", "--json", str(file))
+    whole = json.loads(file.read_text())
+    assert [figure["passed"] for figure in whole["figures"]] == [None, True]
+    assert whole["figures"][0]["beside"] == "failed: no luck"
+    assert whole["machine"]["quick"] is True
+    assert "1 of 2 bounds kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nonsense"], "no benchmark 'nonsense'; there are share, scaling, exchange"),
+        (["--mnist", "/nowhere/at/all"], "is not a folder"),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_is_measured(monkeypatch, capsys, words, said):
+    with pytest.raises(SystemExit):
+        run_command(monkeypatch, *words)
+    assert said in capsys.readouterr().err

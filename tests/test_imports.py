@@ -59,6 +59,7 @@ LAYERS: dict[str, set[str]] = {
         *("choices", "discipline", "board", "lease", "log", "contribution"),
         *("store.table", "store.parameters"),
     },
+    "store.fold": {"board", "lease", "log", "store.core"},
     "store.checkpoint": {"errors"},
     "send": {
         *("errors", "choices", "discipline", "lease", "data", "codec", "contribution"),
@@ -85,14 +86,18 @@ LAYERS: dict[str, set[str]] = {
     "loop": {"errors", "lease", "worker", "link.base"},
     "engine": set(),
     "engine.process": {"errors"},
+    "engine.blame": {"errors", "engine"},
+    "engine.image": {
+        *("contribution", "log", "job", "link.memory", "store.parameters", "store.table"),
+    },
     "engine.orders": set(),
     "engine.server": {"errors", "board", "lease", "contribution", "link", "store.core", "store.table"},
     "engine.keep": {"link.memory"},
-    "engine.steward": {"log", "link.memory", "store.core", "store.table", "engine"},
+    "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
         *("link", "engine", "replica.evaluate"),
-        *("store.table", "store.parameters", "store.core", "store.checkpoint"),
+        "store",
     },
     "engine.local": {"errors", "log", "kept", "run", "report.summary", "engine"},
     "engine.station": {"choices", "discipline", "job", "worker", "prefetch", "loop", "link"},

@@ -70,7 +70,7 @@ def before_image(scale: Scale) -> list[Figure]:
                 f"exchange and a before-image of every update, {name}, over the limit",
                 ratio,
                 "x",
-                beside="why a killed server goes back to its last checkpoint",
+                beside="why a large model goes back to a checkpoint when its server is killed",
                 peers=(
                     Peer("exchange", _milliseconds(found["exchange"]), "ms"),
                     Peer(

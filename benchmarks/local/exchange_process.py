@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from benchmarks.peers.limit import RULES, before_image, step_and_copy
 from offbeat.contribution import Contribution
 from offbeat.engine.crew import Crew, Local
-from offbeat.engine.local import SERVER
+from offbeat.engine.blame import SERVER
 from offbeat.engine.orders import Wire, send_order
 from offbeat.engine.process import fork
 from offbeat.engine.steward import Rhythm
@@ -75,7 +75,11 @@ def _served(crew: Crew) -> Iterator[list[SharedLink]]:
     """The engine's own server in a process of its own, and a link to it for each worker."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine, reports = socket.socketpair()
-    server = fork("offbeat server", lambda: crew.serve(theirs, reports, None), crew.threads(SERVER))
+    server = fork(
+        "offbeat server",
+        lambda: crew.serve(theirs, reports, saved=None, lived=None),
+        crew.threads(SERVER),
+    )
     links = []
     try:
         for number, slot in enumerate(crew.shared.slots):

@@ -1,7 +1,6 @@
 """The local engine: a launcher that starts server, workers and tester, and mends what dies."""
 
 import copy
-import os
 import selectors
 import signal
 import socket
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from offbeat.engine import orders
+from offbeat.engine.blame import RESTARTS, SERVER, failed, name_of, startable
 from offbeat.engine.crew import Crew
 from offbeat.engine.orders import (
     TESTER,
@@ -25,16 +25,13 @@ from offbeat.engine.orders import (
     Wire,
     send_order,
 )
-from offbeat.engine.process import Child, Inside, LastWords, branch, fork
+from offbeat.engine.process import Child, Inside, branch, fork
 from offbeat.engine.steward import Lived
 from offbeat.errors import RunError
 from offbeat.kept import Kept, Saved
 from offbeat.log import Admitted, Entry, Evaluated, Listener, Updated, decode
 from offbeat.report.summary import Tally
 from offbeat.run import Interrupted, Run
-
-RESTARTS = 3  # deaths in a row, without any work between them, that a process is forgiven
-SERVER = -2
 
 
 class Launcher:
@@ -125,8 +122,8 @@ class Launcher:
 
     def _branch(self, number: int, theirs: socket.socket, mine: socket.socket) -> None:
         """Fork a worker that leaves the launcher from here, by an exception, and goes on."""
-        with _startable(number):
-            child, inside = branch(_name(number))
+        with startable(number):
+            child, inside = branch(name_of(number))
         if child is not None:
             mine.close()
             self._watch(number, child)
@@ -141,8 +138,8 @@ class Launcher:
         raise InWorker(number, mine, inside)
 
     def _fork(self, number: int, main: Callable[[], None]) -> None:
-        with _startable(number):
-            child = fork(_name(number), main, self.crew.threads(number))
+        with startable(number):
+            child = fork(name_of(number), main, self.crew.threads(number))
         self._watch(number, child)
 
     def _watch(self, number: int, child: Child) -> None:
@@ -225,13 +222,13 @@ class Launcher:
             self._read_all()
         if self.done is not None or child.status == 0:
             if words is not None and number >= 0:  # a script that failed after its loop
-                raise _failed(number, words)
+                raise failed(number, words)
             return number != SERVER or self.done is not None
         if words is not None and words.ours:
             raise RunError(words.message)
         self.failures[number] = self.failures.get(number, 0) + 1
         if self.failures[number] > RESTARTS or (words is not None and number == SERVER):
-            raise _failed(number, words, child.status)
+            raise failed(number, words, child.status)
         if number == SERVER:
             return False
         self._start_one(number)
@@ -367,47 +364,3 @@ def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     if not done.finished:
         raise Interrupted(run)
     return run
-
-
-def _failed(number: int, words: LastWords | None, status: int | None = None) -> RunError:
-    """In words: who failed, of what, and what to do."""
-    who = _who(number)
-    if words is not None:
-        return RunError(f"{who} failed: {words.message}{_where(words.trace)}")
-    how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else "ended"
-    memory = "; if the machine ran out of memory, use fewer workers or smaller batches"
-    return RunError(f"{who} {how} {RESTARTS + 1} times in a row without any work{memory}")
-
-
-@contextmanager
-def _startable(number: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{_who(number)} could not be started ({error.strerror}): use fewer workers, or "
-            "raise the limits on processes and memory (ulimit -a shows them)"
-        ) from error
-
-
-def _name(number: int) -> str:
-    """What `ps` and `top` show."""
-    return {SERVER: "offbeat server", TESTER: "offbeat tester"}.get(number, f"offbeat {number}")
-
-
-def _who(number: int) -> str:
-    return {SERVER: "the server", TESTER: "the test process"}.get(number, f"worker {number}")
-
-
-def _where(trace: str) -> str:
-    """The last line of a traceback that is not in this package or in torch."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-    found = ""
-    for line in trace.splitlines():
-        line = line.strip()
-        if line.startswith('File "') and here not in line and "site-packages" not in line:
-            found = line
-    if not found:
-        return ""
-    file, _, rest = found.removeprefix('File "').partition('", line ')
-    return f" ({file} line {rest.partition(',')[0]})"

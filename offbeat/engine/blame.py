@@ -1,0 +1,57 @@
+"""What the processes of a run are called, and how it is told that one has failed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from offbeat.engine.orders import TESTER
+from offbeat.engine.process import LastWords
+from offbeat.errors import RunError
+
+RESTARTS = 3  # deaths in a row, without any work between them, that a process is forgiven
+SERVER = -2  # its number among the children
+
+
+def failed(number: int, words: LastWords | None, status: int | None = None) -> RunError:
+    """In words: who failed, of what, and what to do."""
+    name = who(number)
+    if words is not None:
+        return RunError(f"{name} failed: {words.message}{_where(words.trace)}")
+    how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else "ended"
+    memory = "; if the machine ran out of memory, use fewer workers or smaller batches"
+    return RunError(f"{name} {how} {RESTARTS + 1} times in a row without any work{memory}")
+
+
+@contextmanager
+def startable(number: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{who(number)} could not be started ({error.strerror}): use fewer workers, or "
+            "raise the limits on processes and memory (ulimit -a shows them)"
+        ) from error
+
+
+def name_of(number: int) -> str:
+    """What `ps` and `top` show."""
+    return {SERVER: "offbeat server", TESTER: "offbeat tester"}.get(number, f"offbeat {number}")
+
+
+def who(number: int) -> str:
+    return {SERVER: "the server", TESTER: "the test process"}.get(number, f"worker {number}")
+
+
+def _where(trace: str) -> str:
+    """The last line of a traceback that is not in this package or in torch."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    found = ""
+    for line in trace.splitlines():
+        line = line.strip()
+        if line.startswith('File "') and here not in line and "site-packages" not in line:
+            found = line
+    if not found:
+        return ""
+    file, _, rest = found.removeprefix('File "').partition('", line ')
+    return f" ({file} line {rest.partition(',')[0]})"
