@@ -101,6 +101,7 @@ def own_share(scale: Scale) -> list[Figure]:
         optimizer=partial(torch.optim.SGD, lr=0.05),
         workers=4,
         epochs=EPOCHS,
+        engine="sim",
     )
     plain()
     simulated()

@@ -197,6 +197,9 @@ class Listener:
     def see(self, record: Entry) -> None:
         """Something happened."""
 
+    def idle(self) -> None:
+        """Nothing has happened for a while: perhaps everybody waits for somebody."""
+
     def end(self) -> None:
         """The run is over, or has been stopped."""
 

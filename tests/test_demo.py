@@ -141,7 +141,7 @@ def test_what_a_step_takes_beyond_its_emulated_time_is_the_exchange(
 
     def train(*task: object, listeners: list[ob.Listener], **how: object) -> None:
         given.update(how)
-        for number, extra in enumerate((0.5, 0.003, 0.002)):
+        for number, extra in enumerate((0.5, 0.2, 0.1, 0.002, 0.004)):
             part = Part(0, 1, number, 0, [Lease(0, 0, 1)], 1, compute=0.021, wait=9.0)
             part.communication = extra - 0.001
             listeners[0].see(Updated(0.0, number, [part]))
@@ -149,7 +149,7 @@ def test_what_a_step_takes_beyond_its_emulated_time_is_the_exchange(
     monkeypatch.setattr(demo, "train", train)
     assert demo.measure_exchange() == pytest.approx(0.003)
     assert given["engine"] == "local"
-    assert given["emulate"] == [0.02]
+    assert given["emulate"] == [0.02] * 4
 
 
 def test_a_simulation_has_no_prediction(results: list[Result]) -> None:

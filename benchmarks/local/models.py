@@ -44,7 +44,7 @@ def _one_worker(scale: Scale) -> Figure:
 
 
 def _two_workers(scale: Scale) -> list[Figure]:
-    size = {"batch": BATCH, "steps": scale.resnet_steps, "side": scale.side}
+    size: dict[str, Any] = {"batch": BATCH, "steps": scale.resnet_steps, "side": scale.side}
     pairs = [
         (plain.resnet(processes=2, **size), _offbeat(scale, workers=2, threads=1))
         for _ in range(scale.launches)
@@ -109,7 +109,11 @@ def article(scale: Scale) -> list[Figure]:
             Figure(speed, None, "x", at_least=1.8, beside=NO_MNIST),
             Figure(points, None, "points", at_most=0.1, beside=NO_MNIST),
         ]
-    size = {"epochs": scale.epochs, "batch": ARTICLE_BATCH, "samples": scale.samples}
+    size: dict[str, Any] = {
+        "epochs": scale.epochs,
+        "batch": ARTICLE_BATCH,
+        "samples": scale.samples,
+    }
     one, two = [], []
     for seed in range(scale.launches):
         one.append(plain.mnist(scale.mnist, seed=seed, lr=ONE_NODE_RATE, **size))

@@ -100,7 +100,7 @@ def run(
         )
     if not sim and cluster is not None:
         raise ConfigError("--cluster is simulated: add --engine sim, or use --emulate TIMES")
-    with Progress(f"{sync or script.name}") as progress:
+    with Progress(f"{sync or script.name}", virtual=sim) as progress:
         if sim:
             place = _cluster(cluster, workers)
             with _script(what, progress, json):

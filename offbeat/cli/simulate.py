@@ -49,7 +49,7 @@ def simulate(
     """Train on a simulated cluster: real gradients, virtual time."""
     discipline = parse(sync)
     place = _cluster(cluster, workers)
-    with Progress(f"{sync}, {len(place)} workers") as progress:
+    with Progress(f"{sync}, {len(place)} workers", virtual=True) as progress:
         if cost_only:
             _refuse_given(context, _TRAINING_ONLY, "has no effect with --cost-only: leave it out")
             figures = estimate(

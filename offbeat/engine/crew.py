@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from offbeat.choices import Accumulated, All, Change, Gradient, InPlace
-from offbeat.engine.image import Images, learnt
+from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import Outbox, Tested, encode
 from offbeat.engine.server import Server, Watch
@@ -107,7 +107,10 @@ class Crew:
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
         self.keep = Keep(self.shared)
-        self.images = Images.for_job(job, self.shared.plan.updater) if memory is None else None
+        self.images: Images | None = None
+        if memory is None and not isinstance(job.discipline.send, InPlace):
+            assert self.store.parameters is not None
+            self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
         self.begin: Callable[[Store], None] = lambda store: None  # other parameters to begin with
         if memory is None:
             buffers = dict(job.content.model.named_buffers())
@@ -151,9 +154,8 @@ class Crew:
             self.begin(self.store)
         steward.go_on(lived)
         if self.images is not None:
-            images = self.images
-            images.write(self.store.version, learnt(parameters))
-            self.store.on_version = lambda: images.write(self.store.version, learnt(parameters))
+            self.images.write(self.store.version)
+            self.store.on_version = self.images.write
         steward.obey(orders)
         try:
             steward.run()

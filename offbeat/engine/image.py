@@ -21,35 +21,45 @@ LARGEST = 16 << 20
 class Images:
     """After every update, and before it is told to anybody, one image is brought up to date."""
 
-    def __init__(self, table: Table):
+    def __init__(self, parameters: Parameters, table: Table):
+        self.parameters = parameters
         count = len(table)
-        self.arena = Arena(PAGE + pages(2 * count) + 2 * pages(table.nbytes))
+        whole = sum(pages(flat.table.nbytes) for flat in parameters.flats)
+        self.arena = Arena(PAGE + pages(2 * count) + 2 * (whole + pages(table.nbytes)))
         self.versions = self.arena.take(16).numpy().view(np.int64)
         self.versions[:] = -1
         self.index = {entry.name: i for i, entry in enumerate(table)}
         self.present = self.arena.take(2 * count).numpy().reshape(2, count)
-        self.flats = [Flat(table, self.arena.take(table.nbytes)) for _ in range(2)]
+        self.flats = [
+            [Flat(flat.table, self.arena.take(flat.table.nbytes)) for flat in parameters.flats]
+            for _ in range(2)
+        ]
+        self.rest = [Flat(table, self.arena.take(table.nbytes)) for _ in range(2)]
 
     @classmethod
-    def for_job(cls, job: Job, averaged: Table) -> "Images | None":
-        """Images that fit what the store of `job` will learn; None for a large model."""
-        parameters = job.make_parameters()
-        assert parameters is not None
+    def of(cls, job: Job, parameters: Parameters, averaged: Table) -> "Images | None":
+        """Images that fit what `parameters` will learn; None for a large model."""
         if parameters.pull_bytes > LARGEST:
             return None
-        table = _table(parameters, averaged)
-        return cls(table) if table.nbytes <= LARGEST else None
+        throw_away = job.make_parameters()
+        assert throw_away is not None
+        table = _table(throw_away, averaged)
+        return cls(parameters, table) if table.nbytes <= LARGEST else None
 
-    def write(self, version: int, state: Mapping[str, Tensor]) -> None:
+    def write(self, version: int) -> None:
         """The store is at `version`; the other image stays as it is."""
         place = version % 2
         self.versions[place] = -1
-        views, index = self.flats[place].views, self.index
-        if not all(name in index for name in state):
+        for mine, theirs in zip(self.flats[place], self.parameters.flats, strict=True):
+            mine.copy_(theirs)
+        rest = learnt(self.parameters)
+        if not all(name in self.index for name in rest):
             return  # a rule that has learnt something new: an image without it would be wrong
-        torch._foreach_copy_([views[name] for name in state], list(state.values()))
         self.present[place] = 0
-        self.present[place, [index[name] for name in state]] = 1
+        if rest:
+            views = self.rest[place].views
+            torch._foreach_copy_([views[name] for name in rest], list(rest.values()))
+            self.present[place, [self.index[name] for name in rest]] = 1
         self.versions[place] = version
 
     def read(self, version: int) -> dict[str, Tensor] | None:
@@ -57,18 +67,22 @@ class Images:
         place = version % 2
         if self.versions[place] != version:
             return None
-        return {
-            name: view.clone()
-            for name, view in self.flats[place].views.items()
-            if self.present[place, self.index[name]]
+        found = {
+            f"parameters/{name}": view.clone()
+            for flat in self.flats[place]
+            for name, view in flat.views.items()
         }
+        for name, view in self.rest[place].views.items():
+            if self.present[place, self.index[name]]:
+                found[name] = view.clone()
+        return found
 
     def close(self) -> None:
         self.arena.close()
 
 
 def _table(parameters: Parameters, averaged: Table) -> Table:
-    """What the state of these throw-away parameters is like after one step."""
+    """What these throw-away parameters have learnt after one step."""
     nothing = [Flat(flat.table) for flat in parameters.flats]
     parameters.update([Contribution(Part(0, 1, 0, 0, [], 1), nothing)])
     entries = [
@@ -79,8 +93,16 @@ def _table(parameters: Parameters, averaged: Table) -> Table:
     return Table.of([*entries, *beside])
 
 
-def learnt(parameters: Parameters) -> dict[str, Tensor]:
-    """The state that no worker brings along when it joins again."""
-    state = parameters.state()
-    lost = ("statistics/", "weigh/backup/")
-    return {name: tensor for name, tensor in state.items() if not name.startswith(lost)}
+def learnt(parameters: Parameters) -> Mapping[str, Tensor]:
+    """The state beside the parameters that no worker brings along when it joins again."""
+    found: dict[str, Tensor] = {}
+    for updater in parameters.updaters:
+        if updater.rule.state:
+            found |= {f"rule/{path}": t for path, t in updater.tensors_of_state().items()}
+    if parameters.weigher.needed:
+        for path, tensor in parameters.weigher.state().items():
+            if not path.startswith("backup/"):
+                found[f"weigh/{path}"] = tensor
+    if parameters.updater_state:
+        found |= {f"updater/{path}": t for path, t in parameters.updater_state.items()}
+    return found

@@ -33,6 +33,8 @@ from offbeat.log import Admitted, Entry, Evaluated, Listener, Updated, decode
 from offbeat.report.summary import Tally
 from offbeat.run import Interrupted, Run
 
+IDLE = 0.5  # seconds after which a display is told that nothing happens
+
 
 class Launcher:
     """Runs a crew: it waits for what happens, restarts the dead, and passes records on.
@@ -157,7 +159,14 @@ class Launcher:
 
     def _turn(self) -> bool:
         """Deal with the next things that happen; False when the server has been killed."""
-        for key, _ in self.selector.select(self._patience_left()):
+        left = self._patience_left()
+        if left is None and self.listeners:
+            left = IDLE
+        events = self.selector.select(left)
+        if not events:
+            for listener in self.listeners:
+                listener.idle()
+        for key, _ in events:
             if key.data is None:
                 self._read()
             elif not self._gone(key.data):
@@ -359,6 +368,7 @@ def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
     name = str(crew.job.discipline)
     summary = tally.summary(name, "local", done.ledger, memory, done.hash, overlap)
+    summary.emulated = list(crew.local.emulate or ())
     model = crew.tested_into(copy.deepcopy(crew.content.model))
     run = kept.write(model, tally.history, summary)
     if not done.finished:

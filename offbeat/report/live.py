@@ -48,7 +48,14 @@ class Progress(Listener):
         self.staleness = [0] * store.cells.shape[1]
         self.due = time.monotonic() + self.interval
         if self.console.is_terminal:
-            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            # Standard output is left alone: forked workers would print through this display.
+            self.live = Live(
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self.live.start()
             # A process that is killed cannot show the cursor again, so it is never hidden.
             self.console.show_cursor(True)

@@ -48,7 +48,7 @@ class Store:
         self.pull_bytes = parameters.pull_bytes if parameters is not None else 0
         self.version = 0
         self.epoch = 0  # epochs done
-        self.on_version: Callable[[], None] | None = None  # called before a version is logged
+        self.on_version: Callable[[int], None] | None = None  # called before a version is logged
         self.gathered: list[Contribution] = []
         self._barrier = isinstance(self.discipline.gather, All)
         self._drops = self.discipline.drops
@@ -185,7 +185,7 @@ class Store:
         rate = self.parameters.update(group) if self.parameters is not None else 1.0
         self.version += 1
         if self.on_version is not None:
-            self.on_version()
+            self.on_version(self.version)
         record = Updated(now, self.version, [c.part for c in group], rate)
         if self.parameters is not None:
             if self._hashes and self.version % self.hash_every == 0:

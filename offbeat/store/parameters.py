@@ -72,11 +72,17 @@ class Parameters:
                 self.statistics[one.part.worker] = one.statistics
         if not live or live[0].payload is None:  # written in place by the worker itself
             return 1.0
-        shares = [c.part.samples * c.part.weight for c in live]
-        total = sum(shares)
-        rate = total / sum(c.part.samples for c in live)
-        gradients = self._combine(live, [share / total for share in shares])
-        absent = frozenset.intersection(*(c.absent for c in live))
+        if len(live) == 1:
+            only = live[0]
+            rate, absent = only.part.weight, only.absent
+            # Straight from the worker's slot, no copy.
+            gradients = self.weigher.correct(only.part.worker, only.unpacked())
+        else:
+            shares = [c.part.samples * c.part.weight for c in live]
+            total = sum(shares)
+            rate = total / sum(c.part.samples for c in live)
+            gradients = self._combine(live, [share / total for share in shares])
+            absent = frozenset.intersection(*(c.absent for c in live))
         if self.clip is not None:
             # In the model's own order, so that the norm is the same however it is sharded.
             found = {name: g for flat in gradients for name, g in flat.views.items()}
@@ -94,8 +100,6 @@ class Parameters:
 
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
         payloads = [self.weigher.correct(one.part.worker, one.unpacked()) for one in live]
-        if len(payloads) == 1:
-            return payloads[0]  # straight from the worker's slot, no copy
         for shard, total in enumerate(self._sums):
             total.zero_()
             for payload, share in zip(payloads, shares, strict=True):

@@ -105,8 +105,6 @@ class Updater:
         for name, tensor in self.tensors.items():
             tensor.grad = gradients.get(name)
         self.step_in_place(rate)
-        for tensor in self.tensors.values():
-            tensor.grad = None
 
     def step_in_place(self, rate: float = 1.0) -> None:
         """One step along the gradients the tensors already carry."""

@@ -81,6 +81,11 @@ def covering(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
     return [("sim", *row) for row in product(*values)] + [("local", *row) for row in diagonal]
 
 
+def both(names: Iterable[str], real: Iterable[str]) -> list[tuple[str, str]]:
+    """Rows for the simulator, and fewer for real processes: the same code reads their logs."""
+    return [("sim", name) for name in names] + [("local", name) for name in real]
+
+
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder for run folders, in memory if there is such a place: disks are slow."""

@@ -18,6 +18,7 @@ from tests.contract.common import (
     CODECS,
     MOMENTUM,
     NAMES,
+    both,
     clusters,
     examples,
     named,
@@ -132,7 +133,7 @@ def _found_at(found: ob.Replay) -> int:
     return found.difference.version
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(("engine", "name"), both(GRADIENTS, ["asp", "bsp"]), indirect=["engine"])
 def test_two_updates_swapped(engine, name, tmp_path):
     lines = _lines(engine, name, tmp_path)
     where = lines.updates()
@@ -157,7 +158,7 @@ def test_two_updates_swapped_under_each_others_number(engine, name, tmp_path):
         assert _found_at(lines.replayed(swap)) == version
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(("engine", "name"), both(GRADIENTS, ["asp", "bsp"]), indirect=["engine"])
 def test_one_worker_digit(engine, name, tmp_path):
     """Whoever is named in the log must be the one who computed; also where bits would agree."""
     lines = _lines(engine, name, tmp_path)
@@ -175,7 +176,11 @@ def test_one_worker_digit(engine, name, tmp_path):
             assert found.difference.version >= version
 
 
-@pytest.mark.parametrize("name", [*GRADIENTS, "local", "easgd", "downpour"])
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    both([*GRADIENTS, "local", "easgd", "downpour"], ["soft", "local", "easgd"]),
+    indirect=["engine"],
+)
 def test_one_lease(engine, name, tmp_path):
     lines = _lines(engine, name, tmp_path)
     for version in (1, 3, max(lines.updates())):

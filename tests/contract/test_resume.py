@@ -171,7 +171,7 @@ def test_checkpoints_by_epoch_and_none_at_all(engine, tmp_path):
     what = problem(samples=26)
     options = {"cluster": "10ms,13ms", "epochs": 3}
     if engine == "local":
-        for records in (1, 5, 30, 45):
+        for records in (1, 30):
             out = tmp_path / f"after-{records}"
             _stop_and_resume_real([records], out, what, "asp", **options)
         return

@@ -27,15 +27,16 @@ def me() -> str:
 
 
 def children() -> dict[str, int]:
-    """The processes of the run that this process has started, by their names."""
+    """The processes of the run that this process has started and that live, by their names."""
     found = {}
     for thread in os.listdir("/proc/self/task"):
         for pid in Path(f"/proc/self/task/{thread}/children").read_text().split():
             try:
                 name = Path(f"/proc/{pid}/comm").read_text().strip()
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue  # it has just ended
-            if name.startswith("offbeat"):
+            if name.startswith("offbeat") and state != "Z":
                 found[name] = int(pid)
     return found
 
@@ -88,6 +89,13 @@ def after(updates: int) -> Step:
     return step
 
 
+def hit(pid: int, what: signal.Signals) -> None:
+    """Signal a process; one that is killed is gone afterwards, though nobody has missed it yet."""
+    os.kill(pid, what)
+    if what == signal.SIGKILL:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 def strike(*names: str, what: signal.Signals = signal.SIGKILL) -> Step:
     """Signals processes, as soon as all of them are there."""
 
@@ -96,7 +104,7 @@ def strike(*names: str, what: signal.Signals = signal.SIGKILL) -> Step:
         if not set(names) <= there.keys():
             return False
         for name in names:
-            os.kill(there[name], what)
+            hit(there[name], what)
         return True
 
     return step

@@ -13,7 +13,7 @@ import pytest
 import offbeat as ob
 from offbeat.log import Updated
 from tests.contract.common import CODECS, NAMES, named, problem, run
-from tests.engine.common import Gate, assert_exact, assert_replays, children, nothing_left
+from tests.engine.common import Gate, assert_exact, assert_replays, children, hit, nothing_left
 
 SAMPLES, WORKERS = 48, 3
 PATIENCE = 0.5
@@ -53,7 +53,7 @@ class Chaos(ob.Listener):
         pid = there[name]
         self.dealt.append(f"{what} {name}")
         self.blows -= 1
-        os.kill(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+        hit(pid, signal.SIGKILL if what == "kill" else signal.SIGSTOP)
         if what == "pause":
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             os.kill(pid, signal.SIGCONT)
@@ -108,7 +108,7 @@ def test_a_few_blows(name, seed):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("seed", [100, 200, 300])
+@pytest.mark.parametrize("seed", [100, 200])
 def test_many_blows(name, seed):
-    """Three hundred and thirty in all, most of them in the middle of something."""
+    """Two hundred and twenty in all, most of them in the middle of something."""
     assert len(struck(name, seed + NAMES.index(name), blows=5, epochs=90)) == 5

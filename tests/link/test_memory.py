@@ -1,0 +1,121 @@
+"""Shared memory: laid out without overlap, seen by forked children, refused where there is none."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.board import UNBOUND, Row
+from offbeat.engine.process import fork
+from offbeat.errors import ConfigError
+from offbeat.link import memory
+from offbeat.link.memory import PAGE, Arena, Plan, Shared, pages
+from offbeat.store.table import Entry, Table
+from tests.engine.common import nothing_left
+
+
+def table(*sizes: int, dtype: torch.dtype = torch.float32) -> Table:
+    return Table.of([Entry(f"t{i}", (size,), dtype, "trained") for i, size in enumerate(sizes)])
+
+
+def plan(incoming: int = 1, outgoing: int = 1, workers: int = 2) -> Plan:
+    tables = [table(3, 5), table(7, dtype=torch.float64)]
+    return Plan(tables, table(2), table(), workers, incoming, outgoing)
+
+
+@given(st.lists(st.integers(0, 3 * PAGE), min_size=1, max_size=8))
+def test_pieces_lie_on_pages_of_their_own(sizes):
+    arena = Arena(sum(pages(size) for size in sizes))
+    pieces = [arena.take(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        assert len(piece) == sizes[number]
+        piece.fill_(number)
+    for number, piece in enumerate(pieces):
+        assert bool((piece == number).all())
+    starts = [piece.data_ptr() for piece in pieces if len(piece)]
+    assert all((start - pieces[0].data_ptr()) % PAGE == 0 for start in starts) or not sizes[0]
+    arena.close()
+
+
+def test_new_memory_is_zero():
+    arena = Arena(3 * PAGE)
+    assert not arena.take(3 * PAGE).any()
+    arena.close()
+
+
+def test_the_memory_stays_while_a_tensor_is_in_it_and_goes_with_it():
+    with nothing_left():
+        arena = Arena(PAGE)
+        piece = arena.take(8)
+        arena.close()
+        piece.fill_(1)
+        del arena
+        assert piece.sum() == 8
+        del piece
+
+
+def test_too_little_memory_is_told_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(memory, "_available", lambda: 2 * PAGE)
+    with nothing_left():
+        with pytest.raises(
+            ConfigError, match=r"of shared memory are not to be had .*fewer workers"
+        ):
+            Arena(3 * PAGE)
+        Arena(2 * PAGE).close()
+
+
+def test_a_system_that_refuses_is_told_in_the_same_words(monkeypatch):
+    def refuse(file: int, offset: int, nbytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with nothing_left(), pytest.raises(ConfigError, match="No space left on device"):
+        Arena(PAGE)
+
+
+@pytest.mark.parametrize("incoming", [0, 1, 2])
+@pytest.mark.parametrize("outgoing", [0, 1, 2])
+def test_a_plan_says_exactly_what_is_used(incoming, outgoing):
+    made = Shared(plan(incoming, outgoing, workers=3))
+    assert made.arena.used == made.plan.nbytes
+    assert len(made.slots) == 3
+    for slot in made.slots:
+        assert len(slot.incoming) == max(1, incoming)
+        assert len(slot.outgoing) == outgoing
+    made.arena.close()
+
+
+def test_without_incoming_places_workers_read_the_store_itself():
+    made = Shared(plan(incoming=0))
+    assert all(slot.incoming == [made.parameters] for slot in made.slots)
+    made.arena.close()
+
+
+def test_a_board_begins_with_nobody_on_it():
+    made = Shared(plan())
+    assert made.cells.shape == (Row.COUNT, 2)
+    assert (made.cells[Row.BINDING] == UNBOUND).all()
+    assert (made.applied, made.given_up) == (0, 0)
+    made.arena.close()
+
+
+def test_what_one_process_writes_another_reads_and_nothing_else_changes():
+    made = Shared(plan())
+
+    def write() -> None:
+        for flat in made.slots[1].outgoing[0]:
+            for view in flat.views.values():
+                view.fill_(3.0)
+        made.cells[Row.CLOCK, 1] = 17
+
+    child = fork("offbeat x", write)
+    child.reap()
+    assert child.status == 0
+    for flat in made.slots[1].outgoing[0]:
+        assert all(bool((view == 3.0).all()) for view in flat.views.values())
+    for flat in [*made.parameters, *made.slots[0].outgoing[0], *made.slots[1].incoming[0]]:
+        assert not any(bool(view.any()) for view in flat.views.values())
+    assert made.cells[Row.CLOCK].tolist() == [0, 17]
+    made.arena.close()

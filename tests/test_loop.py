@@ -1,0 +1,150 @@
+"""The worker's loop in real time, over a link that the test plays."""
+
+import pytest
+
+from offbeat import loop as loop_module
+from offbeat.contribution import Contribution, Snapshot
+from offbeat.errors import RunError
+from offbeat.lease import Lease
+from offbeat.link.base import Over, Refused
+from offbeat.log import Part
+from offbeat.loop import Loop
+from offbeat.worker import Cycle, Worker
+
+
+class Played:
+    """Hands out so many leases, notes every call, and then says that it is over."""
+
+    def __init__(self, leases: int, steps: int = 1):
+        self.left, self.steps = leases, steps
+        self.calls: list[str] = []
+        self.told: list[list[Lease]] = []
+        self.pushed: list[Part] = []
+        self.waited = 0.0
+        self.version = 0
+
+    def join(self) -> int:
+        return 1
+
+    def pull(self, computed: list[Lease]) -> Snapshot:
+        self.calls.append("pull")
+        self.told.append(list(computed))
+        return Snapshot(self.version, self.steps, 0)
+
+    def lease(self) -> Lease | None:
+        self.calls.append("lease")
+        if not self.left:
+            return None
+        self.left -= 1
+        return Lease(0, 4 * self.left, 4 * self.left + 4)
+
+    def confirm(self) -> None:
+        self.calls.append("confirm")
+
+    def push(self, contribution: Contribution, then_pull: bool) -> None:
+        self.calls.append("push, pull" if then_pull else "push")
+        self.pushed.append(contribution.part)
+        self.version += 1
+
+    def rest(self, wait: float, communication: float) -> None:
+        self.calls.append("rest")
+        raise Over
+
+
+class Counting(Worker):
+    """Computes nothing, and says what it was asked to contribute."""
+
+    def contribution(self, sequence, timing, seed):
+        self.catch_up()
+        leases, self.done = self.done, []
+        part = Part(0, 1, sequence, self.based_on, leases, 4 * len(leases))
+        part.compute, part.wait = timing.compute, timing.wait
+        part.communication = timing.communication
+        return Contribution(part)
+
+
+def looped(link, cycle=None, least=0.0):
+    loop = Loop(link, Counting(0, 1), cycle or Cycle(), 0, least)
+    with pytest.raises(Over):
+        loop.run()
+    return loop
+
+
+def test_every_step_is_sent_and_the_answer_serves_for_the_pull():
+    link = Played(2)
+    looped(link)
+    step = ["lease", "push, pull", "pull"]
+    assert link.calls == ["pull", *step, *step, "lease", "rest"]
+    assert [part.sequence for part in link.pushed] == [0, 1]
+
+
+def test_a_block_is_sent_whole_and_the_last_one_shorter():
+    link = Played(5, steps=2)
+    looped(link)
+    assert [len(part.leases) for part in link.pushed] == [2, 2, 1]
+
+
+def test_a_pull_within_a_block_tells_what_was_computed_since():
+    link = Played(6, steps=3)
+    looped(link, Cycle(fetch=2))
+    assert [len(part.leases) for part in link.pushed] == [3, 3]
+    assert [len(told) for told in link.told][:3] == [0, 2, 1]
+
+
+def test_computing_on_while_a_contribution_is_under_way():
+    link = Played(3)
+    loop = looped(link, Cycle(ahead=True))
+    assert link.calls[:6] == ["pull", "lease", "push, pull", "lease", "pull", "push, pull"]
+    assert loop.flying >= loop.hidden > 0.0
+    assert [len(part.leases) for part in link.pushed] == [1, 1, 1]
+
+
+def test_a_step_takes_the_least_time_it_is_given(monkeypatch):
+    """The clock is the test's own, and waiting moves it."""
+    clock = [0.0]
+    waits: list[float] = []
+
+    class Waiting:
+        def wait(self, seconds: float) -> None:
+            waits.append(seconds)
+            clock[0] += seconds
+
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop_module, "NEVER", Waiting())
+    link = Played(3)
+    looped(link, least=0.25)
+    assert waits == [0.25] * 3
+    assert [part.compute for part in link.pushed] == [0.25] * 3
+
+
+def test_waiting_for_others_and_talking_are_told_apart(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
+
+    class Slow(Played):
+        def pull(self, computed):
+            clock[0] += 5.0
+            self.waited = 3.0
+            return super().pull(computed)
+
+    link = Slow(2)
+    looped(link)
+    assert [(part.wait, part.communication) for part in link.pushed] == [(3.0, 2.0)] * 2
+
+
+class Failing(Counting):
+    def catch_up(self):
+        raise RunError("the loss is nan")
+
+
+def test_numbers_that_mean_nothing_are_no_failure_of_one_that_was_given_up():
+    class GivenUp(Played):
+        def confirm(self):
+            raise Refused
+
+    with pytest.raises(Refused):
+        Loop(GivenUp(3), Failing(0, 1), Cycle(), 0).run()
+    link = Played(3)
+    with pytest.raises(RunError, match="the loss is nan"):
+        Loop(link, Failing(0, 1), Cycle(), 0).run()
+    assert link.calls[-1] == "confirm"
