@@ -16,7 +16,7 @@ from offbeat.errors import ConfigError
 from offbeat.lease import Leases
 from offbeat.log import Log
 from offbeat.replica.objective import Loss
-from offbeat.replica.whole import OwnReplica, Replica
+from offbeat.replica.whole import OwnReplica, Replica, TakenReplica
 from offbeat.send import ChangeSender, make_sender
 from offbeat.store.core import Store
 from offbeat.store.parameters import Parameters
@@ -33,6 +33,7 @@ class Place:
     out: list[list[Flat]] | None = None
     reader: Reader | None = None
     model: nn.Module | None = None  # the script's own object, where a script computes
+    alone: bool = False  # in a process that needs the job's model for nothing else
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ class Job:
         numbers, parameters = self.content, store.parameters
         assert parameters is not None
         place = place or Place()
-        kind = Replica if place.model is None else OwnReplica
+        kind = Replica if not place.alone else TakenReplica
+        kind = kind if place.model is None else OwnReplica
         replica = kind(
             numbers.model if place.model is None else place.model,
             parameters.tables,

@@ -42,7 +42,7 @@ class Defaults(TypedDict, total=False):
     shards: int | Placement
     policies: Mapping[str, str]
     nonfinite: Literal["stop", "skip"]
-    hash_every: int
+    hash_every: int | None
     checkpoint_every: int | None
 
 

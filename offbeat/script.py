@@ -46,7 +46,7 @@ class Settings:
     shards: int | Placement = 1
     policies: Mapping[str, str] = field(default_factory=dict)
     nonfinite: Literal["stop", "skip"] = "stop"
-    hash_every: int = 1
+    hash_every: int | None = None
     checkpoint_every: int | None = None
 
 

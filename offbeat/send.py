@@ -55,6 +55,13 @@ class Sender:
         """What to send of the steps since the last push, before the codec."""
         raise NotImplementedError
 
+    def finite(self) -> bool:
+        """Whether the payload is."""
+        return all(flat.finite() for flat in self.out)
+
+    def retire(self) -> None:
+        """Another takes over the replica's model."""
+
     def turn(self) -> None:
         """A payload is on its way: the next one goes to another place, if there is one."""
         self.outs = self.outs[1:] + self.outs[:1]
@@ -111,11 +118,29 @@ class Sender:
 class GradientSender(Sender):
     """The gradient of the last step."""
 
+    def __init__(self, replica: Replica, codec: Codec | None, out: Outs = None):
+        super().__init__(replica, codec, out)
+        self.stream = replica.stream() if out is not None else None
+
+    def begin(self) -> None:
+        if self.stream is not None:
+            self.stream.begin(self.out)
+
+    def retire(self) -> None:
+        if self.stream is not None:
+            self.stream.end()
+
     def finish(self) -> None:
-        self.absent = self.replica.collect(self.out)
+        if self.stream is not None:
+            self.absent = self.stream.absent()
+        else:
+            self.absent = self.replica.collect(self.out)
 
     def payload(self) -> list[Flat]:
         return self.out
+
+    def finite(self) -> bool:
+        return super().finite() if self.stream is None else self.stream.finite()
 
 
 class AccumulatedSender(Sender):

@@ -22,9 +22,11 @@ from offbeat.job import Job, Numbers
 from offbeat.replica import objective
 from offbeat.replica.objective import Loss
 from offbeat.spelling import nearest
-from offbeat.store.table import ByCount, BySize, ByWeight, Placement, fingerprint
+from offbeat.store.table import ByCount, BySize, ByWeight, Placement, fingerprint, total_bytes
 from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
 from offbeat.task import OptimizerFactory
+
+_HASHED = 4 << 20  # bytes to hash for each update
 
 
 class Options(TypedDict, total=False):
@@ -40,7 +42,7 @@ class Options(TypedDict, total=False):
     collate: Collate | None
     shuffle: bool
     nonfinite: Literal["stop", "skip"]
-    hash_every: int  # versions between two hashes in the log
+    hash_every: int | None  # versions between two hashes in the log; None: more for large models
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         wanted.seed,
         _codec(options.get("codec")),
         options.get("nonfinite", "stop"),
-        options.get("hash_every", 1),
+        _hash_every(options.get("hash_every"), model),
     )
     job.check()
     if wanted.loss is not None:
@@ -141,6 +143,13 @@ def _rules(
         return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
     store = Recipe(rule_factory(discipline, None), plain)
     return store, Recipe(optimizer, groups, **mine)
+
+
+def _hash_every(value: int | None, model: nn.Module) -> int:
+    """A hash reads every parameter, so a large model is hashed less often than it is updated."""
+    if value is not None:
+        return value
+    return 1 + total_bytes(model.parameters()) // _HASHED
 
 
 def _placement(value: Any) -> Placement:

@@ -124,6 +124,9 @@ class Worker:
         """Everything since the last push, ready to go out."""
         raise NotImplementedError
 
+    def retire(self) -> None:
+        """A next incarnation takes over."""
+
     def accept(self, snapshot: Snapshot) -> None:
         self.base = snapshot.version
 
@@ -233,7 +236,7 @@ class NumberWorker(Worker):
             compute=timing.compute, wait=timing.wait, communication=timing.communication,
             loss=mean if numeric else None,
         )  # fmt: skip
-        self._judge(part, numeric and all(flat.finite() for flat in payload))
+        self._judge(part, numeric and self.sender.finite())
         sent = Contribution(part, payload or None, packed, self.sender.absent, statistics, updater)
         part.bytes = sent.nbytes
         self.sender.turn()
@@ -255,6 +258,9 @@ class NumberWorker(Worker):
             f"{lease.start} to {lease.stop - 1}: lower the rate, clip the gradient, or pass "
             "nonfinite='skip' to leave such contributions out"
         )
+
+    def retire(self) -> None:
+        self.sender.retire()
 
     def accept(self, snapshot: Snapshot) -> None:
         super().accept(snapshot)

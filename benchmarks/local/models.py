@@ -93,8 +93,10 @@ def _offbeat(scale: Scale, workers: int, threads: int) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- the article's table
 
-# Of 0.0005, 0.001 and 0.002 the rate with the best accuracy after three epochs, seed 0, for one
-# node (the same rule in a plain loop) and for ASU-P on two workers of a simulated cluster.
+# The rate at the start, which then falls to nothing: with a rate that stays, the accuracy goes up
+# and down by half a point from epoch to epoch, and a tenth could not be told. After three epochs
+# of 20,000 samples, seed 0, 0.0003 and 0.001 gave one node 98.64 and 98.89 %, and two simulated
+# workers under ASU-P 98.66 and 98.65 %.
 ONE_NODE_RATE = 0.001
 ASUP_RATE = 0.001
 ARTICLE_BATCH = 64
@@ -119,7 +121,7 @@ def article(scale: Scale) -> list[Figure]:
         one.append(plain.mnist(scale.mnist, seed=seed, lr=ONE_NODE_RATE, **size))
         arguments = {"folder": str(scale.mnist), "seed": seed, "lr": ASUP_RATE, **size}
         two.append(alone("local.runs:article", arguments))
-    told = f"{scale.epochs} epochs, mean of {scale.launches} seeds, the same rule on both sides"
+    told = f"{scale.epochs} epochs, mean of {scale.launches} seeds, the same rule and falling rate"
     node, pair = (100 * mean(run.accuracy for run in one), 100 * mean(t["accuracy"] for t in two))
     return [
         Figure(
@@ -138,9 +140,9 @@ def article(scale: Scale) -> list[Figure]:
             node - pair,
             "points",
             at_most=0.1,
-            beside=told,
             # Two digits after the point: a tenth of a point is what matters.
-            peers=(Peer(f"ASU-P {pair:.2f} %, one node", None, "%", f"{node:.2f} %"),),
+            beside=f"{pair:.2f} % and {node:.2f} %; {told}",
+            peers=(Peer("ASU-P", pair, "%"), Peer("one node", node, "%")),
         ),
     ]
 

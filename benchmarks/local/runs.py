@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from benchmarks.peers.common import accuracy, image_mlp, made_up
+from benchmarks.peers.common import accuracy, falling, image_mlp, made_up
 from offbeat.log import Entry, Evaluated, Listener, Updated
 from offbeat.recipes import mnist, recipe, resnet50
 
@@ -189,6 +189,7 @@ def article(
 ) -> dict[str, Any]:
     """ASU-P on two workers with one thread each: seconds of training, and the accuracy then."""
     task, steps = mnist(folder, seed=seed, limit=samples), Steps(2)
+    updates = epochs * ceil(len(task.data) / batch)  # type: ignore[arg-type]
     run = ob.train(
         task.model,
         task.data,
@@ -198,6 +199,7 @@ def article(
         threads=1,
         batch_size=batch,
         epochs=epochs,
+        schedule=ob.Schedule(falling(updates), per="version"),
         seed=seed,
         checkpoint_every=NEVER,
         listeners=[steps],

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -122,6 +123,13 @@ def train_step(
         wait_until(until)
     optimizer.step()
     return loss.item()
+
+
+def falling(steps: int) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
+    """A rate that falls to nothing over so many steps, so that a run ends where it has settled."""
+    return partial(
+        torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.0, total_iters=steps
+    )
 
 
 def accuracy(model: nn.Module, data: Batch, size: int = 1000) -> float:

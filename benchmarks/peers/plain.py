@@ -13,6 +13,7 @@ from benchmarks.peers.common import (
     Training,
     accuracy,
     batches,
+    falling,
     made_up,
     peak_bytes,
     small_mlp,
@@ -108,8 +109,10 @@ def mnist_loop(
     gate()
     # Whole epochs of whole batches, so that every repeat does the same work.
     steps = epochs * (len(data[0]) // batch)
+    schedule = falling(steps)(optimizer)
     start = time.perf_counter()
     for _ in range(steps):
         train_step(task.model, optimizer, next(stream))
+        schedule.step()
     seconds = time.perf_counter() - start
     return {"accuracy": accuracy(task.model, test), "seconds": seconds}

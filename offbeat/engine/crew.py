@@ -20,7 +20,7 @@ from offbeat.engine.server import Server, Watch
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
 from offbeat.errors import ConfigError, RunError
-from offbeat.job import Job, Numbers
+from offbeat.job import Job, Numbers, Place
 from offbeat.link.memory import Plan, Shared
 from offbeat.log import Log, tail
 from offbeat.pace import duration
@@ -31,8 +31,8 @@ from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
 from offbeat.store.fold import last_version
 from offbeat.store.parameters import named_tensors
-from offbeat.store.table import Entry, Table
-from offbeat.worker import NumberWorker
+from offbeat.store.table import Entry, Table, buffer_entries, parameter_entries, place
+from offbeat.worker import NumberWorker, Worker
 
 AHEAD = 2  # batches that a reader thread reads ahead
 
@@ -112,10 +112,10 @@ class Crew:
             assert self.store.parameters is not None
             self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
         self.begin: Callable[[Store], None] = lambda store: None  # other parameters to begin with
+        self.buffers = {n: b.clone() for n, b in job.content.model.named_buffers()}
         if memory is None:
-            buffers = dict(job.content.model.named_buffers())
             for name, view in self.shared.averages.views.items():
-                view.copy_(buffers[name])
+                view.copy_(self.buffers[name])
 
     @property
     def tests(self) -> bool:
@@ -195,9 +195,14 @@ class Crew:
         reader = Prefetcher(self.content.reader) if self.reads_ahead else None
         slot = self.shared.slots[number]
         habits = Habits(self.store.discipline, self.job.seed, least, local.overlap)
-        return Station(
-            wire, slot, habits, partial(make or self.job.make_worker, self.store, number), reader
-        )
+        return Station(wire, slot, habits, partial(make or self._make, self.store, number), reader)
+
+    def _make(self, store: Store, number: int, incarnation: int, place: Place) -> Worker:
+        """A worker over the job's own model, whose buffers begin as they were at first."""
+        worker = self.job.make_worker(store, number, incarnation, place)
+        assert isinstance(worker, NumberWorker)
+        worker.sender.replica.load_buffers(self.buffers)
+        return worker
 
     def work(self, number: int, wire: socket.socket) -> None:
         self.station(number, wire).run()
@@ -261,11 +266,13 @@ def _check_files(workers: int) -> None:
 
 def _plan(job: Job, local: Local) -> Plan:
     """What lies in shared memory, and whether parameters can be read where the store has them."""
-    parameters = job.make_parameters()
-    assert parameters is not None
+    assert isinstance(job.content, Numbers)
+    numbers = job.content
+    tables = place(parameter_entries(numbers.model), numbers.placement)
+    buffers = buffer_entries(numbers.model, numbers.policies)
     discipline = job.discipline.for_workers(job.workers)
     send, gather = discipline.send, discipline.gather
-    averaged = [entry for entry in parameters.buffers if entry.policy == "averaged"]
+    averaged = [entry for entry in buffers if entry.policy == "averaged"]
     incoming = outgoing = 2 if local.overlap else 1
     lock_step = isinstance(gather, All) and not gather.backup
     if not local.overlap and isinstance(send, Gradient | Accumulated):
@@ -276,9 +283,7 @@ def _plan(job: Job, local: Local) -> Plan:
             incoming = 0
     if isinstance(send, InPlace):
         incoming = outgoing = 0
-    return Plan(
-        parameters.tables, Table.of(averaged), _updater_table(job), job.workers, incoming, outgoing
-    )
+    return Plan(tables, Table.of(averaged), _updater_table(job), job.workers, incoming, outgoing)
 
 
 def _updater_table(job: Job) -> Table:

@@ -42,7 +42,8 @@ class Station:
         self.habits, self.make, self.reader = habits, make, reader
         own = isinstance(habits.discipline.send, Elastic)  # its parameters are not what it pulls
         self.link = SharedLink(wire, slot, centre=own)
-        self.place = Place(None if own else slot.incoming[0], slot.outgoing or None, reader)
+        mine = None if own else slot.incoming[0]
+        self.place = Place(mine, slot.outgoing or None, reader, alone=True)
         if reader is not None:
             self.link.announce = reader.announce
         self.loop: Loop | None = None
@@ -52,6 +53,8 @@ class Station:
         incarnation = self.link.join()
         if self.reader is not None:
             self.reader.forget()
+        if self.loop is not None:
+            self.loop.worker.retire()
         worker = self.make(incarnation, self.place)
         worker.ahead = self.habits.overlap
         cycle = Cycle.of(self.habits.discipline)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from offbeat.data import Reader
 from offbeat.lease import Lease
 from offbeat.replica.objective import Loss, cost
+from offbeat.replica.stream import LEAST, Stream
 from offbeat.store.table import Entry, Flat, Table, under
 
 
@@ -85,6 +86,11 @@ class Replica:
                 torch._foreach_copy_(views, gradients)
         return frozenset(absent)
 
+    def stream(self) -> Stream | None:
+        """Let gradients go out while they are made, if the model is large enough for that."""
+        size = sum(flat.table.nbytes for flat in self.flats)
+        return Stream(self.parameters) if size >= LEAST else None
+
     def gradients(self) -> list[Tensor]:
         """The gradients the parameters carry now."""
         return [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -127,8 +133,18 @@ class Replica:
         self.load_buffers(under("buffers/", tensors))
 
 
+class TakenReplica(Replica):
+    """Over the very model it is given, in a process that has no other use for it."""
+
+    def _taken(self, model: nn.Module) -> nn.Module:
+        return model.train()
+
+
 class OwnReplica(Replica):
     """Over the object that a script holds, left in the mode that the script has put it in."""
 
     def _taken(self, model: nn.Module) -> nn.Module:
         return model
+
+    def stream(self) -> Stream | None:
+        return None  # its gradients are the script's to look at

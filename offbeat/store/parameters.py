@@ -49,7 +49,7 @@ class Parameters:
         self.weigher = Weigher(weigh, self.flats)
         self.statistics: dict[int, dict[str, Tensor]] = {}  # each worker's averaged buffers
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
-        self._sums = [Flat(table) for table in self.tables]
+        self._sums: list[Flat] = []  # made when first needed: as large as the model
 
     @torch.no_grad()
     def begin(self, model: nn.Module) -> None:
@@ -100,6 +100,8 @@ class Parameters:
 
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
         payloads = [self.weigher.correct(one.part.worker, one.unpacked()) for one in live]
+        if not self._sums:
+            self._sums = [Flat(table) for table in self.tables]
         for shard, total in enumerate(self._sums):
             total.zero_()
             for payload, share in zip(payloads, shares, strict=True):
