@@ -13,7 +13,7 @@ help:
 	@echo 'make demo    a short run that shows what offbeat does'
 	@echo 'make test    lint, types and tests: what a change must pass'
 	@echo 'make lint    ruff and mypy alone'
-	@echo 'make bench   side by side with other ways of training'
+	@echo 'make bench   side by side with other ways of training (MNIST=folder for all of it)'
 	@echo 'make soak    long runs that look for rare failures'
 	@echo 'make clean   remove caches and build output'
 
@@ -50,7 +50,7 @@ $(BENCH_STAMP): $(STAMP)
 	  echo 'That failed: the benchmarks run without it and say what is missing.' >&2
 
 bench: $(BENCH_STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(MNIST),--mnist $(MNIST))
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m soak --timeout 3600

@@ -84,6 +84,10 @@ class InPlace:
 
 
 Send = Gradient | Accumulated | Change | Elastic | InPlace
+HOGWILD = (
+    "hogwild writes shared memory in place, which can be neither simulated nor replayed: "
+    "use engine='local', or asp, the nearest discipline that keeps a log"
+)
 
 # ---------------------------------------------------------------- gather: how many make one update
 

@@ -4,7 +4,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from offbeat.choices import InPlace
+from offbeat.choices import HOGWILD, InPlace
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.engine.sim import Simulation
@@ -12,7 +12,6 @@ from offbeat.errors import ConfigError
 from offbeat.job import Ghost, Job
 from offbeat.log import Listener, Log
 from offbeat.report.summary import Summary, Tally
-from offbeat.send import HOGWILD
 
 
 @contextmanager

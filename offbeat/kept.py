@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offbeat.errors import CheckpointError, ConfigError
+from offbeat.errors import CheckpointError, ConfigError, RunError
 from offbeat.job import Job, Numbers
 from offbeat.log import Log, read
 from offbeat.report.summary import History, Summary, Tally
@@ -75,8 +75,14 @@ class Kept:
     def write(self, model: nn.Module, history: History, summary: Summary) -> Run:
         """Leave model and summary in the folder, if there is one."""
         if self.folder is not None:
-            save_tensors(self.folder.model_file, model_tensors(model))
-            write_json(self.folder.summary_file, summary.to_dict())
+            try:
+                save_tensors(self.folder.model_file, model_tensors(model))
+                write_json(self.folder.summary_file, summary.to_dict())
+            except OSError as error:
+                raise RunError(
+                    f"the run is over, but its model could not be written ({error.strerror}): "
+                    f"make room and resume {self.folder.path}, which then only writes it"
+                ) from error
         return Run(model, history, summary, self.folder.path if self.folder else None)
 
     def begin_with(self, store: Store, earlier: RunFolder) -> None:

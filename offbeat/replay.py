@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from torch import nn
 from torch.utils.data import Dataset
 
-from offbeat.choices import InPlace
+from offbeat.choices import HOGWILD, InPlace
 from offbeat.contribution import Contribution, Snapshot
 from offbeat.errors import CheckpointError, ConfigError, ReplayMismatch
 from offbeat.job import Job, Numbers
@@ -28,7 +28,6 @@ from offbeat.log import (
     read,
 )
 from offbeat.replica.objective import Loss
-from offbeat.send import HOGWILD
 from offbeat.session import fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, first_difference, make_job, optimizer_from
 from offbeat.store.checkpoint import RunFolder, load_tensors, model_tensors

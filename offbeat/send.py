@@ -17,12 +17,6 @@ from offbeat.replica.whole import Replica
 from offbeat.store.table import Flat, total_bytes, under
 from offbeat.store.updater import Recipe, Updater
 
-HOGWILD = (
-    "hogwild writes shared memory in place, which can be neither simulated nor replayed: "
-    "use engine='local', or asp, the nearest discipline that keeps a log"
-)
-
-
 Outs = list[list[Flat]] | None
 
 

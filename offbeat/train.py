@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from torch import nn
 from torch.utils.data import Dataset
 
-from offbeat.choices import InPlace, at_least
+from offbeat.choices import HOGWILD, InPlace, at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline
 from offbeat.engine.crew import Crew, Local, check, emulated
@@ -24,7 +24,6 @@ from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.objective import Loss
 from offbeat.report.summary import Tally
 from offbeat.run import Run
-from offbeat.send import HOGWILD
 from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, make_job
 from offbeat.store.checkpoint import RunFolder

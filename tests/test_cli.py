@@ -250,7 +250,8 @@ def test_flags_reach_the_run(capsys: Capture, script: Path, tmp_path: Path) -> N
 def test_the_command_and_the_function_agree(capsys: Capture, script: Path) -> None:
     _, told = asked(capsys, "simulate", "--sync", "asup", "--option", "hidden=8", "--seed", 3)
     task = recipe("digits", hidden=8, seed=3)
-    run = ob.train(task.model, task.data, task.loss, discipline="asup", engine="sim", test=task.test, seed=3)
+    settings = {"discipline": "asup", "engine": "sim", "test": task.test, "seed": 3}
+    run = ob.train(task.model, task.data, task.loss, **settings)
     assert told["summary"]["parameter_hash"] == run.parameter_hash
     assert told["summary"] == run.summary().to_dict()
 

@@ -38,6 +38,7 @@ DOCS = ROOT / "docs"
 # Numbers in shown output may move in the last place between processors; words may not.
 SLACK = 0.05
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
+RULE = re.compile("─+")
 HASH = re.compile(r"\b[0-9a-f]{32}\b")
 RUN = ("offbeat", "torchrun")  # programs whose command lines are run
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:home|root|work|tmp|Users|opt|mnt|usr|var)/")
@@ -81,8 +82,8 @@ def same_words(shown: str, printed: str, measured: bool = False) -> str | None:
 
     Numbers that were `measured` may be any.
     """
-    left = HASH.sub("HASH", shown).split()
-    right = HASH.sub("HASH", printed).split()
+    # A rule under a table's head is as long as the widest numbers make it.
+    left, right = (RULE.sub("─", HASH.sub("HASH", text)).split() for text in (shown, printed))
     for a, b in zip(left, right, strict=False):
         if NUMBER.sub("#", a) != NUMBER.sub("#", b):
             return f"{a!r} is shown, {b!r} is printed"
@@ -335,7 +336,7 @@ def test_outputs_are_compared_word_by_word() -> None:
     assert same_words("three words here", "three words")
     assert same_words("bsp 1", "asp 1")
     assert same_words(f"hash {'a1' * 16}", f"hash {'b2' * 16}") is None
-    assert same_words("1,234 samples in 0.5 s", "987 samples in 12 s", measured=True) is None
+    assert same_words("a b\n────\n1,234 in 0.5 s", "a b\n──\n9 in 12 s", measured=True) is None
     assert same_words("1,234 samples in 0.5 s", "987 records in 12 s", measured=True)
 
 

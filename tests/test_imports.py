@@ -92,7 +92,9 @@ LAYERS: dict[str, set[str]] = {
         *("contribution", "log", "job", "link.memory", "store.parameters", "store.table"),
     },
     "engine.orders": set(),
-    "engine.server": {"errors", "board", "lease", "contribution", "link", "store.core", "store.table"},
+    "engine.server": {
+        *("errors", "board", "lease", "contribution", "link", "store.core", "store.table"),
+    },
     "engine.keep": {"link.memory"},
     "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.crew": {

@@ -15,9 +15,10 @@ PUBLIC = [
     "BatchLoss", "ByCount", "BySize", "ByWeight", "Change", "CheckpointError", "Clip", "Cluster",
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
     "Elastic", "Failure", "FedBuff", "GapAware", "Gradient", "History", "Hogwild", "InPlace",
-    "Interrupted", "Inverse", "Listener", "LocalSGD", "Machine", "Member", "OffbeatError", "Pause", "Polynomial",
-    "Replay", "ReplayMismatch", "Rule", "Run", "RunError", "Schedule", "SoftSync", "Summary", "Task",
-    "Yours", "codec", "estimate", "join", "optim", "parse", "replay", "train",
+    "Interrupted", "Inverse", "Listener", "LocalSGD", "Machine", "Member", "OffbeatError",
+    "Pause", "Polynomial", "Replay", "ReplayMismatch", "Rule", "Run", "RunError", "Schedule",
+    "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "join", "optim", "parse",
+    "replay", "train",
 ]  # fmt: skip
 
 

@@ -224,7 +224,7 @@ POISON = TensorDataset(BROKEN, Y)
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(RunError) as caught:
-        train(data=POISON, out=out, discipline="asp", checkpoint_every=1)
+        train(data=POISON, out=out, discipline="asp", checkpoint_every=1, engine="sim")
     says = str(caught.value)
     assert "the loss is nan at worker 0, version" in says
     assert "epoch 0, samples 12 to 15" in says
@@ -236,10 +236,17 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_p
     assert [record for record in log.read(RunFolder(out).log_file)]  # noqa: C416
 
 
+def test_a_loss_that_is_no_number_in_a_worker_process_stops_the_run() -> None:
+    says = r"the loss is nan at worker \d, .*epoch 0, samples 12 to 15"
+    with pytest.raises(RunError, match=says):
+        train(data=POISON, discipline="asp", engine="local")
+
+
 def test_parameters_that_blow_up_are_never_saved(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(RunError, match="the loss is"):
         train(loss=F.mse_loss, data=TensorDataset(X, X[:, :2]), out=out, checkpoint_every=1,
+              engine="sim",
               optimizer=partial(torch.optim.SGD, lr=1e12), epochs=20)  # fmt: skip
     loaded = RunFolder(out).load()
     assert loaded is not None

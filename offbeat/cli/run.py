@@ -107,7 +107,7 @@ def run(
                 result = simulate_script(what, place, asked, [progress])
         else:
             result = _local(what, progress, workers, emulate, asked, json)
-    _show(result, script, json)
+    _show(result, what, json)
 
 
 def _cluster(text: str | None, workers: int | None) -> Cluster:
@@ -187,19 +187,21 @@ def _blame(error: Exception, script: Script, began: bool) -> NoReturn:
     raise kind(f"{at}: {described(error)}") from error
 
 
-def _show(result: Run, script: Path, as_json: bool) -> None:
+def _show(result: Run, script: Script, as_json: bool) -> None:
     figures = result.summary()
     if as_json:
         folder = result.folder and str(result.folder)
-        print_json({"script": str(script), "summary": figures.to_dict(), "folder": folder})
+        print_json({"script": str(script.path), "summary": figures.to_dict(), "folder": folder})
         return
     screen = console(sys.stdout)
     kind = "simulated workers" if figures.engine == "sim" else "workers"
-    screen.print(f"{figures.discipline} on {figures.workers} {kind}, {script.name}")
+    screen.print(f"{figures.discipline} on {figures.workers} {kind}, {script.path.name}")
     screen.print()
     screen.print(run_table(figures))
     if result.folder is not None:
-        command = shlex.join(["offbeat", "run", "--replay", str(result.folder), str(script)])
+        command = shlex.join(
+            ["offbeat", "run", "--replay", str(result.folder), str(script.path), *script.arguments]
+        )
         print(f"\nkept in {result.folder}; to check it: {command}")
 
 

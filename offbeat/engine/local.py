@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from offbeat.engine import orders
@@ -343,17 +343,18 @@ def run_local(
     With `branches` each worker leaves from here by an InWorker, to go on with a script.
     """
     job = crew.job
-    for listener in listeners:
-        listener.begin(crew.shared, job.samples * job.epochs)
     launcher = Launcher(crew, tally, listeners)
     launcher.branches = branches
-    try:
-        done = launcher.run(kept.saved)
-    finally:
-        if launcher.inside is None:
-            for listener in listeners:
-                listener.end()
-            crew.close()
+    with ExitStack() as after:
+        after.callback(crew.close)
+        for listener in listeners:
+            after.callback(listener.end)
+            listener.begin(crew.shared, job.samples * job.epochs)
+        try:
+            done = launcher.run(kept.saved)
+        except InWorker:
+            after.pop_all()  # memory and display are used on, here and in the launcher
+            raise
     return write_run(crew, kept, tally, done)
 
 

@@ -191,7 +191,6 @@ class Server:
         verdict = self.store.push(contribution, self.clock())
         counts = self.shared.counts
         counts[Counts.APPLIED] = self.store.applied
-        counts[Counts.VERSION] = self.store.version
         if verdict is Verdict.DROPPED or part.skipped:
             counts[Counts.GIVEN_UP] = self.store.given_up
         if verdict is Verdict.REFUSED:

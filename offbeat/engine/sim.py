@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from offbeat.choices import InPlace
+from offbeat.choices import HOGWILD, InPlace
 from offbeat.cluster import Cluster
 from offbeat.contribution import Verdict
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job
 from offbeat.pace import Pace
-from offbeat.send import HOGWILD
 from offbeat.store.core import Store
 from offbeat.worker import Action, Cycle, Timing, Worker
 

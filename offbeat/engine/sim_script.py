@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from offbeat.choices import InPlace
+from offbeat.choices import HOGWILD, InPlace
 from offbeat.cluster import Cluster
 from offbeat.data import Reader, mix
 from offbeat.engine.sim import Simulation
@@ -26,7 +26,6 @@ from offbeat.replay import Replay, follow
 from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.script import Script, Settings, Wanted, host, reseed, script_worker
-from offbeat.send import HOGWILD
 from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import first_difference
 from offbeat.store.checkpoint import RunFolder

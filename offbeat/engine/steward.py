@@ -106,6 +106,7 @@ class Steward:
         if self.halted:
             self.save()
         self._export()
+        self._count()
         self.server.stop(time.monotonic() + self.server.patience)
         self._flush()
         parameters = self.store.parameters
@@ -256,6 +257,10 @@ class Steward:
             tests = [r for r in lived.records if isinstance(r, Evaluated)]
             if tests and every is not None:
                 self.tested = tests[-1].samples // every
-        self.shared.counts[Counts.APPLIED] = store.applied
-        self.shared.counts[Counts.GIVEN_UP] = store.given_up
-        self.shared.counts[Counts.VERSION] = store.version
+        self._count()
+
+    def _count(self) -> None:
+        """Tell those who watch, and the scripts that go on after the end."""
+        self.shared.counts[Counts.APPLIED] = self.store.applied
+        self.shared.counts[Counts.GIVEN_UP] = self.store.given_up
+        self.shared.counts[Counts.VERSION] = self.store.version

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from offbeat.choices import Weigh
 from offbeat.contribution import Contribution
 from offbeat.store.table import (
+    Digest,
     Entry,
     Flat,
     Placement,
     buffer_entries,
     check_tensors,
-    digest,
     parameter_entries,
     place,
     total_bytes,
@@ -46,6 +46,7 @@ class Parameters:
         self.begin(model)
         self.updaters = [Updater(recipe, flat.views) for flat in self.flats]
         self.clip = recipe.clip
+        self._digest = Digest(self.flats)
         self.weigher = Weigher(weigh, self.flats)
         self.statistics: dict[int, dict[str, Tensor]] = {}  # each worker's averaged buffers
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
@@ -127,7 +128,7 @@ class Parameters:
         self.statistics.pop(worker, None)
 
     def digest(self) -> str:
-        return digest(self.flats)
+        return self._digest()
 
     def finite(self) -> bool:
         return all(flat.finite() for flat in self.flats)

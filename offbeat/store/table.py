@@ -147,14 +147,22 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def digest(flats: Sequence[Flat]) -> str:
+class Digest:
     """A hash of every tensor's bits by name, the same however they are spread over shards."""
-    total = xxhash.xxh3_128()
-    places = {entry.name: (entry, flat) for flat in flats for entry in flat.table}
-    for name in sorted(places):
-        entry, flat = places[name]
-        total.update(flat.bytes[entry.offset : entry.offset + entry.nbytes])
-    return total.hexdigest()
+
+    def __init__(self, flats: Sequence[Flat]):
+        places = {
+            entry.name: flat.bytes[entry.offset : entry.offset + entry.nbytes]
+            for flat in flats
+            for entry in flat.table
+        }
+        self.pieces = [places[name] for name in sorted(places)]
+
+    def __call__(self) -> str:
+        total = xxhash.xxh3_128()
+        for piece in self.pieces:
+            total.update(piece)
+        return total.hexdigest()
 
 
 # ---------------------------------------------------------------- from a model

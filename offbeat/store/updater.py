@@ -85,6 +85,10 @@ class Updater:
                 groups.append({**settings, "params": [tensors[name] for name in mine]})
         self.tensors = {name: tensors[name] for name in self.names}
         self.rule = recipe.factory(groups)
+        for group in self.rule.param_groups:
+            # What PyTorch finds out at every step: on the CPU it goes tensor by tensor.
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = False
         if any("lr" not in group for group in self.rule.param_groups):
             raise ConfigError(
                 f"{type(self.rule).__name__} has no learning rate named lr, "
@@ -105,6 +109,8 @@ class Updater:
         for name, tensor in self.tensors.items():
             tensor.grad = gradients.get(name)
         self.step_in_place(rate)
+        for tensor in self.tensors.values():
+            tensor.grad = None
 
     def step_in_place(self, rate: float = 1.0) -> None:
         """One step along the gradients the tensors already carry."""

@@ -9,12 +9,10 @@ import pytest
 
 from offbeat.cli import main
 from offbeat.cluster import Cluster
+from offbeat.engine import local_script
 from offbeat.engine.alone import AloneSeat
 from offbeat.engine.sim_script import simulate_script
-from offbeat.join import Finished, Launched
 from offbeat.script import Script, Wanted
-
-JOIN = sys.modules["offbeat.join"]  # the name in the package is the function's
 
 SCRIPT = """
 import sys
@@ -145,17 +143,17 @@ def test_only_the_launcher_comes_back(
     capsys.readouterr()
     seen: list[Any] = []
 
-    def launch(wanted: Wanted, launched: Launched) -> Any:
-        seen.append((wanted, launched))
-        raise Finished(result)
+    def launch(wanted: Wanted, emulate: Any, listeners: Any) -> Any:
+        seen.append((wanted, emulate))
+        return result
 
-    monkeypatch.setattr(JOIN, "start_local", launch)
+    monkeypatch.setattr(local_script, "start", launch)
     code, out, _ = answer(capsys, "--emulate", "20ms,20ms,80ms", "--patience", 2, script)
     assert code == 0
     assert "words" not in out
-    ((wanted, launched),) = seen
+    ((wanted, emulate),) = seen
     assert (wanted.batch_size, wanted.workers, wanted.settings.patience) == (4, 3, 2.0)
-    assert launched.emulate == (0.02, 0.02, 0.08)
+    assert emulate == (0.02, 0.02, 0.08)
 
 
 def test_a_worker_ends_with_its_script(
@@ -170,7 +168,7 @@ def test_a_worker_ends_with_its_script(
         def ended(self, error: BaseException | None) -> None:
             raise Gone(error)
 
-    monkeypatch.setattr(JOIN, "start_local", lambda wanted, launched: Seat(wanted))
+    monkeypatch.setattr(local_script, "start", lambda wanted, emulate, listeners: Seat(wanted))
     with pytest.raises(Gone) as gone:
         answer(capsys, script)
     assert gone.value.args == (None,)

@@ -420,7 +420,7 @@ def test_ctrl_c_saves_and_the_run_can_go_on(gate, out):
 
 
 def test_ctrl_c_twice_stops_at_once(gate):
-    script = Script(gate, [after(3), interrupt, interrupt])
+    script = Script(gate, [after(3), lambda record: interrupt(record) and interrupt(record)])
     what = problem(samples=48)._replace(loss=gate)
     with pytest.raises(KeyboardInterrupt) as caught:
         run("local", what, "asp", workers=3, epochs=5000, listeners=[script])

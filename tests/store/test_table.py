@@ -11,13 +11,13 @@ from offbeat.store.table import (
     ByCount,
     BySize,
     ByWeight,
+    Digest,
     Entry,
     Flat,
     Placement,
     Table,
     buffer_entries,
     check_tensors,
-    digest,
     fingerprint,
     parameter_entries,
     place,
@@ -162,7 +162,7 @@ def filled(placement: Placement) -> list[Flat]:
 
 def test_the_digest_does_not_depend_on_sharding() -> None:
     hashes = {
-        digest(filled(placement))
+        Digest(filled(placement))()
         for placement in (BySize(1), BySize(2), BySize(4), ByCount(3), ByWeight((1, 5)))
     }
     assert len(hashes) == 1
@@ -171,11 +171,11 @@ def test_the_digest_does_not_depend_on_sharding() -> None:
 
 def test_one_bit_changes_the_digest_and_padding_does_not() -> None:
     flats = filled(BySize(1))
-    before = digest(flats)
+    before = Digest(flats)()
     flats[0].buffer[flats[0].table["t0"].nbytes] = 255  # behind t0, before t1
-    assert digest(flats) == before
+    assert Digest(flats)() == before
     flats[0].buffer[0] ^= 1
-    assert digest(flats) != before
+    assert Digest(flats)() != before
 
 
 # ---------------------------------------------------------------- from a model
