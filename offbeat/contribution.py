@@ -27,7 +27,9 @@ class Contribution(msgspec.Struct):
     @property
     def nbytes(self) -> int:
         """Bytes that go out."""
-        beside = total_bytes([*self.statistics.values(), *self.updater.values()])
+        beside = 0
+        if self.statistics or self.updater:
+            beside = total_bytes([*self.statistics.values(), *self.updater.values()])
         if self.packed is not None:
             return beside + sum(packed.nbytes for packed in self.packed.values())
         return beside + sum(flat.table.payload_bytes for flat in self.payload or [])

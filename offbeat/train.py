@@ -95,7 +95,7 @@ def train(
     with fixed_arithmetic():
         job = make_job(wanted, options)
         evaluator = Evaluator(test, loss, options.get("collate")) if test is not None else None
-        config = describe(job, optimizer) | _describe_engine(local, simulated)
+        config = describe(job, optimizer) | _describe_engine(job, local, simulated)
         config["origin"] = origin
         earlier = RunFolder(start) if start is not None else None
         tally = Tally(job.workers)
@@ -145,10 +145,10 @@ def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | N
     return Local(**given)
 
 
-def _describe_engine(local: Local | None, cluster: Cluster) -> dict[str, Any]:
+def _describe_engine(job: Job, local: Local | None, cluster: Cluster) -> dict[str, Any]:
     if local is None:
         return {"engine": "sim", "cluster": cluster.to_toml()}
-    return local.described(len(cluster))
+    return local.described(job)
 
 
 def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:

@@ -31,9 +31,10 @@ from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
 from offbeat.store.fold import last_version
 from offbeat.store.parameters import named_tensors
-from offbeat.store.table import Entry, Table, buffer_entries, parameter_entries, place
+from offbeat.store.table import Entry, Table, buffer_entries, parameter_entries, place, total_bytes
 from offbeat.worker import NumberWorker, Worker
 
+SMALL = 1 << 20  # bytes of a model whose tensors are not worth sharing among threads
 AHEAD = 2  # batches that a reader thread reads ahead
 
 
@@ -58,17 +59,23 @@ class Local:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads!r}")
 
-    def described(self, workers: int) -> dict[str, Any]:
+    def described(self, job: Job) -> dict[str, Any]:
         """What a run folder says of this engine: all that replay and resuming depend on."""
         return {
             "engine": "local",
-            "threads": self.threads_for(workers),
+            "threads": self.threads_for(job),
             "overlap": self.overlap,
             "emulate": None if self.emulate is None else list(self.emulate),
         }
 
-    def threads_for(self, workers: int) -> int:
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // workers)
+    def threads_for(self, job: Job) -> int:
+        """Its share of the cores for each worker; a small model is faster with one thread."""
+        assert isinstance(job.content, Numbers)
+        if self.threads is not None:
+            return self.threads
+        if total_bytes(job.content.model.parameters()) < SMALL:
+            return 1
+        return max(1, len(os.sched_getaffinity(0)) // job.workers)
 
 
 def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, ...]:
@@ -122,7 +129,7 @@ class Crew:
         return self.evaluator is not None
 
     def threads(self, number: int) -> int:
-        return self.local.threads_for(self.workers) if number >= 0 else 1
+        return self.local.threads_for(self.job) if number >= 0 else 1
 
     def last_checkpoint(self) -> Any:
         return self.folder.load() if self.folder is not None else self.keep.load()

@@ -53,9 +53,10 @@ class Images:
         for mine, theirs in zip(self.flats[place], self.parameters.flats, strict=True):
             mine.copy_(theirs)
         rest = learnt(self.parameters)
-        if not all(name in self.index for name in rest):
-            return  # a rule that has learnt something new: an image without it would be wrong
-        self.present[place] = 0
+        if rest or self.index:
+            if not all(name in self.index for name in rest):
+                return  # a rule that has learnt something new: an image without it would be wrong
+            self.present[place] = 0
         if rest:
             views = self.rest[place].views
             torch._foreach_copy_([views[name] for name in rest], list(rest.values()))

@@ -73,7 +73,7 @@ def prepared(wanted: Wanted, local: Local) -> tuple[Job, Kept]:
     """The checked job of a script, and its folder."""
     job, settings = wanted.job(), wanted.settings
     check(job, local)
-    config = wanted.described(job) | local.described(job.workers)
+    config = wanted.described(job) | local.described(job)
     config["origin"] = {"loop": Path(sys.argv[0]).name}
     return job, Kept.open(settings.out, settings.resume, config, job)
 

@@ -1,6 +1,7 @@
 """Child processes that never outlive their parent, and that leave last words when they fail."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -91,6 +92,7 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
         os.close(write)
         return Child(pid, read), None
     os.close(read)
+    gc.freeze()  # what was there before the fork is not searched for garbage again, nor copied
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl = ctypes.CDLL(None).prctl

@@ -13,7 +13,6 @@ from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.memory import Counts, Shared
 from offbeat.link.messages import (
-    LARGEST,
     Again,
     Ask,
     Bye,
@@ -21,6 +20,7 @@ from offbeat.link.messages import (
     Join,
     Leased,
     Message,
+    Packets,
     Pull,
     Push,
     Rest,
@@ -59,6 +59,7 @@ class Server:
     def __init__(self, store: Store, shared: Shared, patience: float, ahead: int, clock: Watch):
         self.store, self.shared, self.patience = store, shared, patience
         self.ahead, self.clock = ahead, clock  # leases that a worker has beside the one in hand
+        self.packets = Packets()
         self.wires: dict[int, socket.socket] = {}
         self.selector = selectors.DefaultSelector()
         self.ready: deque[int] = deque()
@@ -108,10 +109,12 @@ class Server:
                 key.data()
             elif self.wires.get(key.data) is key.fileobj:
                 self._receive(key.data)
-            self._drain()
+            if self.ready:
+                self._drain()
         # Judged by the time before waiting: what came meanwhile has been read above.
-        self._give_up_the_silent(before)
-        self._drain()
+        if left == 0.0:
+            self._give_up_the_silent(before)
+            self._drain()
 
     def stop(self, until: float) -> None:
         """Tell everyone that it is over, and hear their last words until `until`."""
@@ -130,10 +133,7 @@ class Server:
                     self._receive(key.data, over=True)
 
     def _receive(self, number: int, over: bool = False) -> None:
-        try:
-            packet = self.wires[number].recv(LARGEST)
-        except ConnectionError:
-            packet = b""
+        packet = self.packets.receive(self.wires[number])
         if not packet:  # the process is gone: no need to wait for patience to run out
             self.disconnect(number)
             if not over:

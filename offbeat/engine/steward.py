@@ -20,6 +20,7 @@ from offbeat.store.core import Store
 from offbeat.store.fold import fold
 from offbeat.store.table import under
 
+TAIL = 8 << 20  # bytes of log since the last checkpoint, for a run without a folder
 RELAY = 0.05  # seconds between two bundles of records for the launcher
 
 
@@ -207,6 +208,8 @@ class Steward:
     # ------------------------------------------------------------ checkpoints
 
     def _save_due(self) -> bool:
+        if self.new_log is not None:  # all is in memory anyway, and only the log grows
+            return self.store.log.length() > TAIL
         if self.rhythm.save is None:
             return self.store.epoch > self.saved_epoch
         return self.store.version >= self.saved_version + self.rhythm.save

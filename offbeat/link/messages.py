@@ -1,5 +1,7 @@
 """The small messages that go beside the tensors: who did what with which samples."""
 
+import socket
+
 import msgspec
 
 from offbeat.lease import Lease
@@ -104,4 +106,19 @@ ToWorker = Welcome | Took | Go | Leased | Again | Wake | Stop
 encode = msgspec.msgpack.Encoder().encode
 to_store = msgspec.msgpack.Decoder(ToStore).decode
 to_worker = msgspec.msgpack.Decoder(ToWorker).decode
-LARGEST = 1 << 18  # bytes of one packet
+
+
+class Packets:
+    """Receives one packet at a time into a buffer that is made once: they come by the thousand."""
+
+    LARGEST = 1 << 18  # bytes
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(self.LARGEST))
+
+    def receive(self, wire: socket.socket) -> memoryview:
+        """The next packet, to be decoded before the next one; empty if the other end is gone."""
+        try:
+            return self.view[: wire.recv_into(self.view)]
+        except ConnectionError:
+            return self.view[:0]

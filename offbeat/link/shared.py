@@ -10,7 +10,6 @@ from offbeat.lease import Lease
 from offbeat.link.base import Gone, Over, Refused, Stopped
 from offbeat.link.memory import Slot
 from offbeat.link.messages import (
-    LARGEST,
     Again,
     Ask,
     Bye,
@@ -18,6 +17,7 @@ from offbeat.link.messages import (
     Join,
     Leased,
     Message,
+    Packets,
     Pull,
     Push,
     Rest,
@@ -38,6 +38,7 @@ class SharedLink:
 
     def __init__(self, wire: socket.socket, slot: Slot, centre: bool = False):
         self.wire, self.slot, self.centre = wire, slot, centre
+        self.packets = Packets()
         self.leases: deque[Lease] = deque()
         self.announce: Callable[[Lease], None] = lambda lease: None  # told of every lease at once
         self.promised = False  # an answer to a pull is due without asking for it
@@ -115,10 +116,7 @@ class SharedLink:
             raise Gone from error
 
     def _receive(self) -> ToWorker:
-        try:
-            packet = self.wire.recv(LARGEST)
-        except OSError as error:
-            raise Gone from error
+        packet = self.packets.receive(self.wire)
         if not packet:
             raise Gone
         message: ToWorker = to_worker(packet)
