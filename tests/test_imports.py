@@ -53,7 +53,7 @@ LAYERS: dict[str, set[str]] = {
     "replica.stream": {"store.table"},
     "replica.whole": {"lease", "data", "store.table", "replica.objective", "replica.stream"},
     "replica.evaluate": {"errors", "data", "replica.objective"},
-    "store.updater": {"errors", "choices", "discipline", "optim", "task"},
+    "store.updater": {"errors", "choices", "discipline", "optim", "task", "store.table"},
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
     "store.core": {

@@ -15,6 +15,7 @@ from offbeat import optim
 from offbeat.choices import Rule, Yours
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
+from offbeat.store.table import total_bytes
 from offbeat.task import OptimizerFactory
 
 
@@ -54,6 +55,7 @@ class Clip:
                 gradient.mul_(scale)
 
 
+_FEW = 1 << 20  # bytes; a large model goes tensor by tensor, which is kinder to the cache
 # Rules whose step is known to need nothing from its wrappers but that gradients are off.
 _BARE = ("torch.optim.sgd", "torch.optim.adam", "torch.optim.adamw", "torch.optim.adagrad")
 
@@ -102,10 +104,19 @@ class Updater:
                 "use a schedule that depends on the step alone"
             )
         self.moved = 0  # how often the schedule has moved on
+        # Plain gradient descent over few bytes: the sums themselves, without looking for more.
+        self._plain = _is_plain(self.rule) and total_bytes(self.tensors.values()) <= _FEW
         self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
         """One step along `gradients`, with every learning rate scaled by `rate` for this step."""
+        if self._plain:
+            given = [g for name in self.names if (g := gradients.get(name)) is not None]
+            if len(given) == len(self.names):
+                lr = self.rule.param_groups[0]["lr"] * rate
+                with torch.no_grad():
+                    torch._foreach_add_(list(self.tensors.values()), given, alpha=-lr)
+                return
         for name, tensor in self.tensors.items():
             tensor.grad = gradients.get(name)
         self.step_in_place(rate)
@@ -211,6 +222,16 @@ class Updater:
         self.moved = meta["moved"]
         if self.scheduler is not None:
             self.scheduler.load_state_dict(dict(meta["scheduler"]))
+
+
+def _is_plain(rule: torch.optim.Optimizer) -> bool:
+    """Whether a step is nothing but p − lr g, and nobody looks on."""
+    if type(rule) is not torch.optim.SGD or len(rule.param_groups) != 1:
+        return False
+    group = rule.param_groups[0]
+    more = ("momentum", "weight_decay", "maximize", "differentiable", "fused")
+    hooked = rule._optimizer_step_pre_hooks or rule._optimizer_step_post_hooks
+    return not hooked and not any(group.get(key) for key in more)
 
 
 def _plain(value: Any) -> bool:

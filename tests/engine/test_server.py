@@ -14,7 +14,6 @@ from offbeat.engine.steward import Rhythm
 from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.messages import (
-    LARGEST,
     Again,
     Ask,
     Bye,
@@ -22,6 +21,7 @@ from offbeat.link.messages import (
     Join,
     Leased,
     Message,
+    Packets,
     Pull,
     Push,
     Rest,
@@ -70,12 +70,12 @@ class Bench:
         self.server.turn(0)
 
     def answer(self, number: int) -> Message:
-        return to_worker(self.ends[number].recv(LARGEST))
+        return to_worker(self.ends[number].recv(Packets.LARGEST))
 
     def quiet(self, number: int) -> bool:
         self.ends[number].setblocking(False)
         try:
-            self.ends[number].recv(LARGEST, socket.MSG_PEEK)
+            self.ends[number].recv(Packets.LARGEST, socket.MSG_PEEK)
         except BlockingIOError:
             return True
         finally:

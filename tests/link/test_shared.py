@@ -11,13 +11,13 @@ from offbeat.lease import Lease
 from offbeat.link.base import Over, Refused
 from offbeat.link.memory import Plan, Shared
 from offbeat.link.messages import (
-    LARGEST,
     Again,
     Ask,
     Bye,
     Go,
     Join,
     Leased,
+    Packets,
     Pull,
     Push,
     Rest,
@@ -53,7 +53,7 @@ class Wire:
             self.end.send(encode(message))
 
     def heard(self):
-        return to_store(self.end.recv(LARGEST))
+        return to_store(self.end.recv(Packets.LARGEST))
 
     def close(self) -> None:
         self.end.close()
@@ -149,7 +149,7 @@ def test_a_push_is_a_signal_and_its_answer_serves_for_the_pull(wired):
     w.link.pull([])  # without another word
     w.end.setblocking(False)
     with pytest.raises(BlockingIOError):
-        w.end.recv(LARGEST)
+        w.end.recv(Packets.LARGEST)
     assert w.slot.outgoing[0][0].views["w"].data_ptr() == before
 
 
