@@ -33,6 +33,13 @@ def small_step(scale: Scale) -> list[Figure]:
         "us",
         lambda: 1e6 * ddp.small_step(steps=scale.small_steps, repeats=scale.repeats).median - base,
     )
+    bare = measured(
+        "a bare round trip between two processes",
+        "us",
+        lambda: (
+            1e6 * alone("peers.round_trip:measure", {"floats": 9610, "exchanges": 3000})["seconds"]
+        ),
+    )
     return [
         Figure(
             f"time added to a step of the small MLP, 2 workers, {sync}",
@@ -42,6 +49,7 @@ def small_step(scale: Scale) -> list[Figure]:
             peers=(
                 Peer("offbeat step", 1e6 * median(steps[sync]), "us"),
                 Peer("plain step, two processes at once", base, "us"),
+                bare,
                 peer,
             ),
         )
