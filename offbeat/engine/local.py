@@ -355,7 +355,10 @@ def run_local(
         except InWorker:
             after.pop_all()  # memory and display are used on, here and in the launcher
             raise
-    return write_run(crew, kept, tally, done)
+    run = write_run(crew, kept, tally, done)
+    if not done.finished and launcher.asked_to_stop:  # scripts may also leave of themselves
+        raise Interrupted(run)
+    return run
 
 
 def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
@@ -371,7 +374,4 @@ def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     summary = tally.summary(name, "local", done.ledger, memory, done.hash, overlap)
     summary.emulated = list(crew.local.emulate or ())
     model = crew.tested_into(copy.deepcopy(crew.content.model))
-    run = kept.write(model, tally.history, summary)
-    if not done.finished:
-        raise Interrupted(run)
-    return run
+    return kept.write(model, tally.history, summary)

@@ -18,6 +18,8 @@ from offbeat.errors import OffbeatError
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_TIMERSLACK = 29
+_OMP_PAUSE_HARD = 2
 _MOST = 60_000  # bytes of last words: what a pipe takes without a reader
 
 
@@ -79,6 +81,7 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    _send_helpers_home()
     with warnings.catch_warnings():
         # Threads of the parent are not there in the child, and it never waits for one of them.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -98,9 +101,24 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(_PR_SET_NAME, name.encode()[:15])
+    prctl(_PR_SET_TIMERSLACK, 1)  # nanoseconds: an emulated step ends when it should
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     return None, Inside(write)
+
+
+def _send_helpers_home() -> None:
+    """End OpenMP's helper threads of this thread; they come again when there is work for them.
+
+    A child would count them as there, find the machine overbooked, and put its own helpers to
+    sleep between any two operations, which makes every step a third slower.
+    """
+    with open("/proc/self/maps") as file:
+        found = {line.split()[-1] for line in file if "libgomp" in line}
+    for library in found:
+        pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
+        if pause is not None:
+            pause(_OMP_PAUSE_HARD)
 
 
 class Inside:

@@ -1,0 +1,122 @@
+"""Of the two images in memory one is whole, whenever the server dies."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from offbeat.contribution import Contribution
+from offbeat.engine import image
+from offbeat.engine.image import Images
+from offbeat.job import Job
+from offbeat.log import Part
+from offbeat.setup import Essentials, make_job
+from offbeat.store.parameters import Parameters
+from offbeat.store.table import Flat, Table
+
+RULES = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=0.1),
+}
+
+
+def made(rule: Any, discipline: str = "asp") -> tuple[Job, Parameters]:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+    job = make_job(
+        Essentials(nn.Linear(3, 2), data, F.cross_entropy, discipline, rule, 2, 4, 1), {}
+    )
+    parameters = job.make_parameters()
+    assert parameters is not None
+    return job, parameters
+
+
+def images(job: Job, parameters: Parameters) -> Images:
+    found = Images.of(job, parameters, Table.of([]))
+    assert found is not None
+    return found
+
+
+def step(parameters: Parameters, scale: float) -> None:
+    gradient = [Flat(flat.table) for flat in parameters.flats]
+    for flat in gradient:
+        for span in flat.spans:
+            span.fill_(scale)
+    parameters.update([Contribution(Part(0, 1, 0, 0, [], 4), gradient)])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_store_that_reads_its_image_goes_on_as_if_nothing_had_happened(rule: str) -> None:
+    job, parameters = made(RULES[rule])
+    kept = images(job, parameters)
+    for version in range(1, 4):
+        step(parameters, 0.1 * version)
+        kept.write(version)
+    found = kept.read(3)
+    assert found is not None
+    other = job.make_parameters()
+    assert other is not None
+    other.load(found, other.meta())
+    for one in (parameters, other):
+        step(one, 0.7)
+    assert other.digest() == parameters.digest()
+    kept.close()
+
+
+def test_both_of_the_last_two_versions_are_there_and_no_other() -> None:
+    job, parameters = made(RULES["momentum"])
+    kept = images(job, parameters)
+    hashes = {}
+    for version in range(1, 5):
+        step(parameters, 0.1)
+        kept.write(version)
+        hashes[version] = parameters.digest()
+    assert kept.read(2) is None
+    for version in (3, 4):
+        other = job.make_parameters()
+        found = kept.read(version)
+        assert other is not None
+        assert found is not None
+        other.load(found, other.meta())
+        assert other.digest() == hashes[version]
+    kept.close()
+
+
+def test_one_that_is_being_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, parameters = made(RULES["momentum"])
+    kept = images(job, parameters)
+    for version in (1, 2):
+        step(parameters, 0.1)
+        kept.write(version)
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "_foreach_copy_", killed)
+    with pytest.raises(KeyboardInterrupt):
+        kept.write(3)
+    assert kept.read(3) is None
+    assert kept.read(2) is not None
+    kept.close()
+
+
+def test_a_rule_that_learns_something_new_has_no_image() -> None:
+    job, parameters = made(RULES["sgd"])
+    kept = images(job, parameters)
+    step(parameters, 0.1)
+    weight = next(iter(parameters.updaters[0].tensors.values()))
+    parameters.updaters[0].rule.state[weight]["surprise"] = torch.ones(1)
+    kept.write(1)
+    assert kept.read(1) is None
+    kept.close()
+
+
+def test_a_large_model_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, parameters = made(RULES["sgd"])
+    monkeypatch.setattr(image, "LARGEST", 8)
+    assert Images.of(job, parameters, Table.of([])) is None

@@ -1,0 +1,109 @@
+"""A script on several processes: once up to its loop, then in every worker to its end."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offbeat.log import Joined, read
+
+SCRIPT = """
+from functools import partial
+
+import torch
+from torch.utils.data import TensorDataset
+
+import offbeat as ob
+
+torch.manual_seed(0)
+print("once")
+data = TensorDataset(torch.randn(48, 3), torch.randn(48, 2))
+with ob.join() as run:
+    model = run.replica(torch.nn.Linear(3, 2))
+    optimizer = run.optimizer(partial(torch.optim.SGD, lr=0.1))
+    for x, y in run.batches(data, batch_size=4, epochs=2):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        run.record(loss)
+        HERE
+        optimizer.step()
+        optimizer.zero_grad()
+total = sum(float(p.detach().abs().sum()) for p in model.parameters())
+print(f"end {run.rank} {run.version} {total:.6f}", flush=True)
+AFTER
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.replace("HERE", "pass").replace("AFTER", ""))
+    return path
+
+
+def offbeat(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "offbeat", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_every_worker_ends_with_the_same_final_model(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = offbeat("run", "-n", 3, "--sync", "asp", "--out", out, script)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines.count("once") == 1
+    # Two workers may print into one line.
+    ends = re.findall(r"end (\d) (\d+) (\d\.\d+)", done.stdout)
+    assert sorted(rank for rank, _, _ in ends) == ["0", "1", "2"]
+    assert {version for _, version, _ in ends} == {"24"}
+    assert len({total for _, _, total in ends}) == 1
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+    again = offbeat("run", "--replay", out, script)
+    assert again.returncode == 0, again.stderr
+    assert "identical at all 24 versions" in again.stdout
+
+
+def test_a_worker_that_dies_in_its_loop_is_forked_again(script: Path, tmp_path: Path) -> None:
+    mark, out = tmp_path / "mark", tmp_path / "run"
+    die = f"import os, pathlib; mark = pathlib.Path({str(mark)!r})\n" + " " * 8
+    die += "if run.rank == 1 and run.version > 3 and not mark.exists():\n" + " " * 12
+    die += "mark.touch(); os.kill(os.getpid(), 9)"
+    script.write_text(SCRIPT.replace("HERE", die).replace("AFTER", ""))
+    # Slow enough that the other worker has not done everything before this one is back.
+    done = offbeat("run", "-n", 2, "--emulate", "50ms", "--sync", "bsp", "--out", out, script)
+    assert done.returncode == 0, done.stderr
+    assert mark.exists()
+    joins = [r.worker for r in read(out / "log.jsonl") if isinstance(r, Joined)]
+    assert joins.count(1) == 2
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+
+
+def test_a_mistake_in_the_loop_is_told_with_its_line(script: Path) -> None:
+    script.write_text(SCRIPT.replace("HERE", "1 / 0").replace("AFTER", ""))
+    done = offbeat("run", "-n", 2, script)
+    assert done.returncode == 3
+    assert "ZeroDivisionError: division by zero" in done.stderr
+    assert f"{script} line " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_mistake_after_the_loop_is_told_too(script: Path) -> None:
+    script.write_text(SCRIPT.replace("HERE", "pass").replace("AFTER", "1 / 0"))
+    done = offbeat("run", "-n", 2, script)
+    assert done.returncode == 3
+    assert "ZeroDivisionError: division by zero" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_workers_that_all_leave_early_end_the_run(script: Path, tmp_path: Path) -> None:
+    leave = "if run.version > 3: break"
+    script.write_text(SCRIPT.replace("HERE", leave).replace("AFTER", ""))
+    done = offbeat("run", "-n", 2, "--sync", "asp", "--out", tmp_path / "run", script)
+    assert done.returncode == 0, done.stderr
+    assert "end 0" in done.stdout
+    assert "end 1" in done.stdout
