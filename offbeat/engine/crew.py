@@ -15,7 +15,7 @@ from torch import nn
 from offbeat.choices import Accumulated, All, Change, Gradient, InPlace
 from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
-from offbeat.engine.orders import Outbox, Tested, encode
+from offbeat.engine.orders import TESTER, Outbox, Tested, encode
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
@@ -129,7 +129,8 @@ class Crew:
         return self.evaluator is not None
 
     def threads(self, number: int) -> int:
-        return self.local.threads_for(self.job) if number >= 0 else 1
+        """A worker waits while the server works for it, so both may use the same share."""
+        return 1 if number == TESTER else self.local.threads_for(self.job)
 
     def last_checkpoint(self) -> Any:
         return self.folder.load() if self.folder is not None else self.keep.load()
