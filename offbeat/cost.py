@@ -4,7 +4,6 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from offbeat.choices import HOGWILD, InPlace
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.engine.sim import Simulation
@@ -45,8 +44,7 @@ def estimate(
         if value < least:
             raise ConfigError(f"{name} must be at least {least}, not {value}")
     discipline = as_discipline(discipline)
-    if isinstance(discipline.send, InPlace):
-        raise ConfigError(HOGWILD)
+    discipline.check_order()
     if isinstance(cluster, str):
         cluster = Cluster.read(cluster)
     workers = len(cluster)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from offbeat.choices import (
     APPLIES,
     GATHERS,
+    HOGWILD,
     SENDS,
     WEIGHS,
     Accumulated,
@@ -89,6 +90,11 @@ class Discipline:
     def drops(self) -> bool:
         """Whether late contributions are dropped by design."""
         return isinstance(self.gather, All) and self.gather.backup > 0
+
+    def check_order(self) -> None:
+        """Refuse a discipline whose updates have no order to be simulated or replayed in."""
+        if isinstance(self.send, InPlace):
+            raise ConfigError(HOGWILD)
 
     def for_workers(self, workers: int) -> "Discipline":
         """The same discipline with every number that depends on `workers` filled in and checked."""

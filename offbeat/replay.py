@@ -8,9 +8,8 @@ from typing import Any, Unpack
 from torch import nn
 from torch.utils.data import Dataset
 
-from offbeat.choices import HOGWILD, InPlace
 from offbeat.contribution import Contribution, Snapshot
-from offbeat.errors import CheckpointError, ConfigError, ReplayMismatch
+from offbeat.errors import CheckpointError, ReplayMismatch
 from offbeat.job import Job, Numbers
 from offbeat.lease import Lease
 from offbeat.log import (
@@ -96,8 +95,7 @@ def follow(place: RunFolder, job: Job, described: Mapping[str, Any], every: int 
     different = first_difference(config, described)
     if different is not None:
         raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
-    if isinstance(job.discipline.send, InPlace):
-        raise ConfigError(HOGWILD)
+    job.discipline.check_order()
     assert isinstance(job.content, Numbers)
     initial = load_tensors(place.initial_file)
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))

@@ -8,13 +8,13 @@ from typing import Any, Unpack
 from torch import nn
 from torch.utils.data import Dataset
 
-from offbeat.choices import HOGWILD, InPlace, at_least
+from offbeat.choices import at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline
 from offbeat.engine.crew import Crew, Local, check, emulated
 from offbeat.engine.local import run_local
 from offbeat.engine.sim import Simulation
-from offbeat.engine.sim_state import meta_of, restore, tensors_of
+from offbeat.engine.sim_state import drive, restore
 from offbeat.engine.steward import Rhythm
 from offbeat.errors import ConfigError
 from offbeat.job import Job
@@ -109,8 +109,7 @@ def train(
                 kept.begin_with(crew.store, earlier)  # now, to find what does not fit
                 crew.begin = partial(kept.begin_with, earlier=earlier)
             return run_local(crew, kept, tally, listeners)
-        if isinstance(job.discipline.send, InPlace):
-            raise ConfigError(HOGWILD)
+        job.discipline.check_order()
         kept = Kept.open(out, resume, config, job)
         kept.recount(tally)
         log = kept.log()
@@ -174,13 +173,7 @@ def _simulate(job: Job, cluster: Cluster, session: Session, kept: Kept, tally: T
         tensors, meta = kept.saved
         restore(sim, tensors, meta)
         session.restore(meta)
-    with session.interruptible():
-        while sim.step():
-            session.between(sim.now, lambda: (tensors_of(sim), meta_of(sim)))
-            if session.stopping:
-                if session.folder is not None:
-                    session.save(lambda: (tensors_of(sim), meta_of(sim)))
-                raise KeyboardInterrupt
+    drive(sim, session)
     session.last_test(sim.now)
     held = max((worker.nbytes for worker in sim.workers.values()), default=0)
     return kept.finish(job, store, tally, "sim", held)

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from offbeat.engine import server
+
 # Several test processes share few cores, and sums in one thread always add in the same order.
 torch.set_num_threads(1)
 
@@ -31,3 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def regenerate(request: pytest.FixtureRequest) -> bool:
     """True when golden files are to be written, not compared with."""
     return bool(request.config.getoption("--regenerate"))
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little patience a slow machine makes workers look silent; no run ends because of it."""
+    monkeypatch.setattr(server, "IN_VAIN", 1_000_000)

@@ -138,7 +138,7 @@ LAYERS: dict[str, set[str]] = {
         "store.core",
     },
     "engine.sim_state": {
-        *("lease", "log", "contribution", "engine.sim", "store.table"),
+        *("lease", "log", "contribution", "session", "engine.sim", "store.table"),
     },
     "report": set(),
     "report.summary": {"log"},

@@ -283,7 +283,7 @@ def test_skip_leaves_out_the_bad_contribution_and_nothing_else(
     if discipline == "bsp:backup=1":
         assert set(watch.skipped) <= {(0, 12), (1, 12)}
     else:
-        assert watch.skipped == [(0, 12), (1, 12)]
+        assert sorted(watch.skipped) == [(0, 12), (1, 12)]  # free workers may come in any order
         assert made.skipped == 2
         assert [epoch["skipped"] for epoch in made.ledger] == [4, 4]
         assert [epoch["applied"] for epoch in made.ledger] == [20, 20]

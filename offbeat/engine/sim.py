@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from offbeat.choices import HOGWILD, InPlace
 from offbeat.cluster import Cluster
 from offbeat.contribution import Verdict
-from offbeat.errors import ConfigError, RunError
+from offbeat.errors import RunError
 from offbeat.job import Job
 from offbeat.pace import Pace
 from offbeat.store.core import Store
@@ -66,8 +65,7 @@ class Simulation:
     """An event heap over the store and the workers of a job."""
 
     def __init__(self, job: Job, cluster: Cluster, store: Store):
-        if isinstance(job.discipline.send, InPlace):
-            raise ConfigError(HOGWILD)
+        job.discipline.check_order()
         self.job, self.cluster, self.store = job, cluster, store
         self.now = 0.0
         self.heap: list[Event] = []

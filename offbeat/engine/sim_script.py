@@ -12,11 +12,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from offbeat.choices import HOGWILD, InPlace
 from offbeat.cluster import Cluster
 from offbeat.data import Reader, mix
 from offbeat.engine.sim import Simulation
-from offbeat.engine.sim_state import meta_of, restore, tensors_of
+from offbeat.engine.sim_state import drive, restore
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job, Place
 from offbeat.kept import Kept
@@ -221,8 +220,7 @@ class Stage:
         assert self.first.wanted is not None
         wanted = self.first.wanted
         job = wanted.job()
-        if isinstance(job.discipline.send, InPlace):
-            raise ConfigError(HOGWILD)
+        job.discipline.check_order()
         self.described = wanted.described(job)
         return wanted, StagedJob.of(job, self)
 
@@ -352,25 +350,10 @@ def simulate_script(
                 restore(sim, *kept.saved)
                 session.restore(kept.saved[1])
                 kept.recount(tally)
-            _drive(sim, session)
+            drive(sim, session)
             stage.finish(store, [n for n, agent in enumerate(sim.agents) if agent.alive])
         most = max((worker.nbytes for worker in sim.workers.values()), default=0)
         return kept.finish(job, store, tally, "sim", most)
-
-
-def _drive(sim: Simulation, session: Session) -> None:
-    """Step by step to the end, or until Ctrl-C."""
-
-    def snapshot() -> tuple[Any, Any]:
-        return tensors_of(sim), meta_of(sim)
-
-    with session.interruptible():
-        while sim.step():
-            session.between(sim.now, snapshot)
-            if session.stopping:
-                if session.folder is not None:
-                    session.save(snapshot)
-                raise KeyboardInterrupt
 
 
 def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:

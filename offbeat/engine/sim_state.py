@@ -1,4 +1,4 @@
-"""What a simulation writes down so that it goes on exactly where it was."""
+"""A simulation step by step, and what it writes down to go on exactly where it was."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +10,7 @@ from offbeat.contribution import Contribution
 from offbeat.engine.sim import Simulation
 from offbeat.lease import Lease
 from offbeat.log import Part
+from offbeat.session import Session
 from offbeat.store.table import Flat, under
 
 
@@ -78,3 +79,18 @@ def _contribution(
         statistics=under("statistics/", tensors),
         updater=under("updater/", tensors),
     )
+
+
+def drive(sim: Simulation, session: Session) -> None:
+    """Step by step to the end, or until Ctrl-C."""
+
+    def snapshot() -> tuple[Any, Any]:
+        return tensors_of(sim), meta_of(sim)
+
+    with session.interruptible():
+        while sim.step():
+            session.between(sim.now, snapshot)
+            if session.stopping:
+                if session.folder is not None:
+                    session.save(snapshot)
+                raise KeyboardInterrupt

@@ -27,3 +27,8 @@ def local_only() -> str:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     common.turns.begin()
+
+
+@pytest.fixture(autouse=True)
+def _patient(unhurried: None) -> None:
+    """Faults come and go; that one worker is given up again and again is another test's matter."""

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import offbeat as ob
 from offbeat.engine import crew as crew_module
 from offbeat.link import memory
-from offbeat.log import EpochDone, Evaluated, Joined, Lost, Refused, Rested, Updated
+from offbeat.log import EpochDone, Evaluated, Joined, Lost, Updated
 from offbeat.store import checkpoint
 from offbeat.store.checkpoint import RunFolder
 from tests.contract.common import NAMES, Stop, StopAfter, named, problem, run, scratch
@@ -44,7 +44,7 @@ KINDS = ["bsp", "ssp", "asp-dc", "downpour", "local", "easgd"]
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
+def gate(unhurried: None) -> Iterator[Gate]:
     made = Gate()
     with nothing_left():
         yield made
@@ -91,24 +91,10 @@ def test_a_worker_that_wakes_is_refused_and_joins_again(gate, out, name):
     pid: list[int] = []
     steps.insert(1, lambda record: not pid.append(children()["offbeat 1"]))
     steps.append(lambda record: children()["offbeat 1"] == pid[0])  # the same process
-    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=20)
+    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=20, patience=1.0)
     assert done.summary().lost >= 1
     assert_exact(done, 48, 20)
     assert_replays(done, what)
-
-
-def test_what_a_woken_worker_sends_is_refused(gate):
-    """Stopped in the middle of a step, which the gate makes nearly certain, it has one to send."""
-    rounds = [
-        strike("offbeat 1", what=signal.SIGSTOP),
-        seen(Lost, 1),
-        strike("offbeat 1", what=signal.SIGCONT),
-        seen(Joined, 1),
-    ]
-    steps = [after(3), *rounds, contributed(1, 2), *rounds]
-    done, script, _ = faulty(gate, "asp", steps, patience=0.2, epochs=20)
-    assert any(isinstance(r, Refused) and r.worker == 1 for r in script.all)
-    assert_exact(done, 48, 20)
 
 
 @pytest.mark.parametrize("name", ["bsp", "asp", "local"])
@@ -123,7 +109,7 @@ def test_a_frozen_worker_is_replaced(gate, out, name):
         contributed(1, 2),
         lambda record: children()["offbeat 1"] != pid[0],
     ]
-    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=30, patience=0.2)
+    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=30, patience=PATIENCE)
     assert_exact(done, 48, 30)
     assert_replays(done, what)
 
@@ -154,8 +140,7 @@ def test_the_last_samples_are_held_by_a_stopped_worker(gate, out, name):
         return isinstance(record, Updated) and record.parts[0].leases[0].epoch == 1
 
     steps = [nearly_over, strike("offbeat 1", what=signal.SIGSTOP)]
-    done, script, what = faulty(gate, named(3)[name], steps, out=out, epochs=2, patience=0.3)
-    assert any(isinstance(r, Rested) for r in script.all) or name == "bsp"
+    done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=2, patience=PATIENCE)
     assert_exact(done, 48, 2)
     assert_replays(done, what)
 
@@ -168,9 +153,7 @@ def test_a_worker_that_always_dies_ends_the_run():
 
     what = problem()._replace(loss=loss)
     with nothing_left():
-        said = message_of(
-            ob.RunError, lambda: run("local", what, "asp", workers=2, epochs=2000, patience=5.0)
-        )
+        said = message_of(ob.RunError, lambda: run("local", what, "asp", workers=2, epochs=2000))
     assert said.startswith("worker 1 was killed by SIGKILL 4 times in a row without any work")
     assert "fewer workers" in said
 
@@ -183,14 +166,14 @@ def test_steps_longer_than_patience_end_the_run():
             gate(output, target)
         return F.mse_loss(output, target)
 
-    gate = Gate(seconds=0.3)
+    gate = Gate(seconds=0.6)
     what = problem()._replace(loss=loss)
     with nothing_left():
         said = message_of(
-            ob.RunError, lambda: run("local", what, "bsp", workers=2, epochs=9999, patience=0.1)
+            ob.RunError, lambda: run("local", what, "bsp", workers=2, epochs=9999, patience=0.3)
         )
     gate.close()
-    assert "worker 1 was silent for longer than patience (0.1 s) 3 times in a row" in said
+    assert "worker 1 was silent for longer than patience (0.3 s) 3 times in a row" in said
     assert "pass a larger patience" in said
 
 
@@ -405,7 +388,7 @@ def interrupt(record: Any) -> bool:
 
 def test_ctrl_c_saves_and_the_run_can_go_on(gate, out):
     what = problem(samples=48)._replace(loss=gate)
-    how: dict[str, Any] = {"workers": 3, "epochs": 12, "out": out, "patience": PATIENCE}
+    how: dict[str, Any] = {"workers": 3, "epochs": 12, "out": out}
     script = Script(gate, [after(10), interrupt])
     with pytest.raises(ob.Interrupted) as caught:
         run("local", what, "fedbuff:2,2", listeners=[script], **how)
@@ -451,7 +434,7 @@ def test_ctrl_c_reaches_a_server_that_was_killed_meanwhile(gate, out):
 
     script = Script(gate, [seen(EpochDone), after(2), both])
     what = problem(samples=48)._replace(loss=gate)
-    how: dict[str, Any] = {"workers": 3, "epochs": 30, "out": out, "patience": PATIENCE}
+    how: dict[str, Any] = {"workers": 3, "epochs": 30, "out": out}
     with pytest.raises(ob.Interrupted):
         run("local", what, "asp", listeners=[script], **how)
     done = run("local", what, "asp", resume=True, **how)

@@ -15,6 +15,8 @@ from offbeat.log import Updated
 from tests.contract.common import CODECS, NAMES, named, problem, run
 from tests.engine.common import Gate, assert_exact, assert_replays, children, hit, nothing_left
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 SAMPLES, WORKERS = 48, 3
 PATIENCE = 0.5
 
