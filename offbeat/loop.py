@@ -3,6 +3,7 @@
 import threading
 import time
 
+from offbeat.contribution import Contribution
 from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.base import Link
@@ -25,6 +26,7 @@ class Loop:
         self.sequence = 0
         self.reported = 0  # steps of this block that a pull has told the store of
         self.began = 0.0
+        self.ready: Contribution | None = None  # to be pushed
         self.in_flight = 0.0  # since when a contribution has been under way
         self.flying = self.hidden = 0.0  # seconds of exchange, and how many of them behind a step
 
@@ -54,12 +56,19 @@ class Loop:
 
     def computed(self) -> None:
         """The step is done: send, wait and pull as the discipline has it."""
+        self.cycle.computed()
+        if self.cycle.action is Action.PUSH:
+            self.ready = self._contribution()  # part of the step, so within its least time
         missing = self.least - (time.perf_counter() - self.began)
         if missing > 0:
             NEVER.wait(missing)
         self.timing.compute += time.perf_counter() - self.began
-        self.cycle.computed()
         self._exchange()
+
+    def _contribution(self) -> Contribution:
+        made = self.worker.contribution(self.sequence, self.timing, self.seed)
+        self.sequence += 1
+        return made
 
     def _exchange(self) -> None:
         while self.cycle.action is not Action.LEASE:
@@ -88,9 +97,11 @@ class Loop:
 
     def _push(self) -> None:
         start = time.perf_counter()
-        timing, self.timing = self.timing, Timing()
-        contribution = self.worker.contribution(self.sequence, timing, self.seed)
-        self.sequence += 1
+        contribution, self.ready = self.ready or self._contribution(), None
+        part, timing = contribution.part, self.timing
+        part.compute, part.wait = timing.compute, timing.wait
+        part.communication = timing.communication
+        self.timing = Timing()
         self.reported = 0
         self.cycle.pushed()
         follows = self.cycle.ahead or self.cycle.action is Action.PULL

@@ -26,7 +26,8 @@ from offbeat.store.table import ByCount, BySize, ByWeight, Placement, fingerprin
 from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
 from offbeat.task import OptimizerFactory
 
-_HASHED = 4 << 20  # bytes to hash for each update
+_HASHED = 128 << 10  # bytes to hash for each update
+_RAREST = 25  # versions at most between two hashes
 
 
 class Options(TypedDict, total=False):
@@ -149,7 +150,7 @@ def _hash_every(value: int | None, model: nn.Module) -> int:
     """A hash reads every parameter, so a large model is hashed less often than it is updated."""
     if value is not None:
         return value
-    return 1 + total_bytes(model.parameters()) // _HASHED
+    return min(_RAREST, 1 + total_bytes(model.parameters()) // _HASHED)
 
 
 def _placement(value: Any) -> Placement:

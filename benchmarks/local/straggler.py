@@ -34,10 +34,13 @@ def small_step(scale: Scale) -> list[Figure]:
         lambda: 1e6 * ddp.small_step(steps=scale.small_steps, repeats=scale.repeats).median - base,
     )
     bare = measured(
-        "a bare round trip between two processes",
+        "a bare server (signals, axpy, copy) adds",
         "us",
         lambda: (
-            1e6 * alone("peers.round_trip:measure", {"floats": 9610, "exchanges": 3000})["seconds"]
+            1e6
+            * alone("peers.bare:added", {"steps": scale.small_steps, "repeats": scale.launches})[
+                "seconds"
+            ]
         ),
     )
     return [
