@@ -44,6 +44,7 @@ class Defaults(TypedDict, total=False):
     nonfinite: Literal["stop", "skip"]
     hash_every: int | None
     checkpoint_every: int | None
+    listeners: Sequence[Listener]
 
 
 def join(**defaults: Unpack[Defaults]) -> "Member":

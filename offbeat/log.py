@@ -1,7 +1,7 @@
 """The ordered record of a run, one JSON line each: report, replay and calibration all read this."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -187,6 +187,9 @@ class Log:
 
 class Listener:
     """Sees every record as it is written; a progress display is one."""
+
+    def describe(self, settings: Mapping[str, Any], applied: int | None) -> None:
+        """Before it begins: what run.json says of the run, and the samples it has behind it."""
 
     def begin(self, store: Any, samples: int) -> None:
         """A run over `samples` begins.

@@ -24,6 +24,7 @@ from offbeat.errors import RunError
 from offbeat.job import Job, Numbers, Place
 from offbeat.lease import Lease
 from offbeat.link.base import Over, Refused
+from offbeat.log import Listener
 from offbeat.loop import Loop
 from offbeat.setup import Essentials, describe, describe_optimizer, make_job
 from offbeat.store.core import Store
@@ -48,6 +49,7 @@ class Settings:
     nonfinite: Literal["stop", "skip"] = "stop"
     hash_every: int | None = None
     checkpoint_every: int | None = None
+    listeners: Sequence[Listener] = ()
 
 
 @dataclass(frozen=True)

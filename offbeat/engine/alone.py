@@ -49,9 +49,11 @@ class AloneSeat(LoopSeat):
             settings.checkpoint_every,
         )
         self.start, self.resting = perf_counter(), True  # whether nothing is half done
-        self.store.log.listeners.append(self.tally)
+        self.store.log.listeners += [self.tally, *settings.listeners]
         if self.kept.saved is not None:
             self._go_on(*self.kept.saved)
+        for listener in settings.listeners:
+            listener.describe(config, self.tally.samples)
         self.result: Run | None = None
         self.open = ExitStack()
         self.open.enter_context(

@@ -102,6 +102,9 @@ def start(
     job, kept = prepared(wanted, local)
     tally = Tally(job.workers)
     kept.recount(tally)
+    listeners = (*listeners, *wanted.settings.listeners)
+    for listener in listeners:
+        listener.describe(wanted.described(job) | local.described(job), tally.samples)
     crew = Crew(job, local, kept.folder, None, Rhythm(None, wanted.settings.checkpoint_every))
     crew.patience = None  # what comes after the loop takes as long as it takes
     try:

@@ -341,7 +341,10 @@ def simulate_script(
         tally = Tally(job.workers)
         every = settings.checkpoint_every
         session = Session(job, store, kept.folder, None, job.samples, every)
-        store.log.listeners += [tally, *listeners]
+        followers = (*listeners, *settings.listeners)
+        for listener in followers:
+            listener.describe(config, None)  # the store itself will say
+        store.log.listeners += [tally, *followers]
         with store.log.followed(store, job.samples * job.epochs):
             sim = Simulation(job, cluster, store)
             if kept.saved is None:
