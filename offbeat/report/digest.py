@@ -1,23 +1,44 @@
-"""A run in the few numbers that its page shows, read from its folder alone, however long its log."""
+"""A run in the few numbers that its page shows, from its folder alone, however long its log."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from offbeat.report.summary import Step, Summary, Test
+from offbeat.errors import CheckpointError
+from offbeat.log import (
+    Dropped,
+    Entry,
+    Evaluated,
+    Joined,
+    Lost,
+    Part,
+    Pulled,
+    Refused,
+    Rested,
+    Updated,
+    read,
+)
+from offbeat.report.recount import Recount
+from offbeat.report.summary import Step, Summary, Tally, Test
+from offbeat.report.timeline import Segment as Segment  # one of the structs of a digest
+from offbeat.report.timeline import Timeline
+from offbeat.store.checkpoint import RunFolder, read_json
 
 CURVE = 400  # points at most of a curve; more cannot be told apart on a page
 SEGMENTS = 2000  # stretches at most of a timeline, of all workers together
+EVENTS = 500  # at most, the first ones
+SPEEDS = 100  # stretches of time at most in which samples are counted
+PER_SPEED = 4  # updates on average at least in each, or there is more noise than speed
 
+_ENOUGH = 16 * CURVE  # points of a curve held while reading
+_TAIL = 1 << 16  # bytes at the end of a log that tell when it ends
+_HUGE = 1 << 40  # no honest count in one record is above this
+_AGES = 1e15  # nor any number of seconds
 
-class Segment(msgspec.Struct, frozen=True):
-    """What one worker did for a while: "compute", "exchange" or "wait"."""
-
-    worker: int
-    kind: str
-    start: float
-    end: float
-    whom: int | None = None  # whose contribution, or loss, ended a wait
+P = TypeVar("P", Test, Step)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -60,4 +81,241 @@ class Digest(msgspec.Struct):
 
 def digest(folder: str | Path) -> Digest:
     """The digest of the run in `folder`, also while it goes on."""
-    raise NotImplementedError
+    files = RunFolder(folder)
+    if not files.config_file.exists():
+        raise CheckpointError(f"{files.path} is not a run folder: it has no run.json")
+    config = _told(files.config_file, _Config)
+    finished = files.summary_file.exists()
+    told = _told(files.summary_file, _Told) if finished else _Told(emulated=config.emulate or [])
+    length = files.log_file.stat().st_size if files.log_file.exists() else 0
+    count = _Count(config, _end(files.log_file, length))
+    for number, record in enumerate(read(files.log_file, length) if length else (), 1):
+        try:
+            count.see(record)
+        except ValueError as error:
+            raise CheckpointError(f"{files.log_file} line {number} {error}") from None
+    return count.digest(files.path.resolve().name, told, finished)
+
+
+# ---------------------------------------------------------------- what the folder says
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=_HUGE)]
+
+
+class _Config(msgspec.Struct):
+    """What is read of run.json."""
+
+    discipline: str
+    engine: str
+    workers: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    batch_size: Count
+    epochs: Count
+    samples: Count
+    emulate: list[float] | None = None
+
+
+class _Told(msgspec.Struct):
+    """What is read of summary.json: only what the log does not hold."""
+
+    memory: dict[str, int] = {}
+    parameter_hash: str = ""
+    overlap: dict[str, float] = {}
+    emulated: list[float] = []
+
+
+S = TypeVar("S", _Config, _Told)
+
+
+def _told(path: Path, kind: type[S]) -> S:
+    try:
+        return msgspec.convert(read_json(path), kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not of a run, or is damaged: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class _Timed(msgspec.Struct):
+    time: float
+
+
+def _end(path: Path, length: int) -> float:
+    """About when a log ends: the latest time in its last lines."""
+    if not length:
+        return 0.0
+    with open(path, "rb") as file:
+        size = _TAIL
+        while True:
+            file.seek(max(0, length - size))
+            lines = file.read(min(size, length)).split(b"\n")[:-1]
+            # The first line is whole only if it is the file's first.
+            lines = lines if size >= length else lines[1:]
+            if lines or size >= length:
+                break
+            size *= 4  # a round of many workers is a long line
+    latest = 0.0
+    for line in lines:
+        try:
+            latest = max(latest, msgspec.json.decode(line, type=_Timed).time)
+        except msgspec.MsgspecError:
+            continue  # whoever reads the whole log says so, and in which line
+    return latest
+
+
+# ---------------------------------------------------------------- counting
+
+
+class _Count:
+    """Adds up what a digest holds, record by record, after looking at what a record claims."""
+
+    def __init__(self, config: _Config, end: float):
+        self.config = config
+        self.virtual = config.engine == "sim"
+        self.tally = Tally(config.workers)
+        self.ledger = Recount(config.samples, config.epochs)
+        self.timeline = Timeline(config.workers, self.virtual, SEGMENTS, end / 2)
+        self.width = end / SPEEDS
+        self.counts = [0] * SPEEDS  # samples applied in each stretch of the run
+        self.events: list[Event] = []
+
+    def see(self, record: Entry) -> None:
+        """Count a record; ValueError says what is wrong with it."""
+        if not 0 <= record.time <= _AGES:
+            raise ValueError(f"happens at {record.time:g} s")
+        if isinstance(record, Updated):
+            for part in record.parts:
+                self._check(part)
+                self.ledger.settle(part.leases, "skipped" if part.skipped else "applied")
+                if not part.skipped:
+                    self._applied(record.time, part.samples)
+        elif isinstance(record, Dropped):
+            self._check(record.part)
+            self.ledger.settle(record.part.leases, "dropped")
+        elif isinstance(record, Evaluated):
+            self._sane(record.version, record.samples)
+        elif hasattr(record, "worker"):
+            self._known(record.worker)
+            if isinstance(record, Pulled):
+                self._sane(record.bytes, 0)
+            elif isinstance(record, Rested):
+                self._lasting(record.wait, record.communication)
+            elif isinstance(record, Joined | Lost | Refused):
+                self._event(record)
+        self.tally.see(record)
+        self.timeline.see(record)
+        history = self.tally.history
+        if len(history.steps) > _ENOUGH:
+            history.steps = thinned(history.steps, _ENOUGH // 2, _loss)
+        if len(history.tests) > _ENOUGH:
+            history.tests = thinned(history.tests, _ENOUGH // 2, _accuracy)
+
+    def _check(self, part: Part) -> None:
+        self._known(part.worker)
+        self._sane(part.samples, part.bytes)
+        self._sane(part.staleness, 0)
+        self._lasting(part.compute, part.wait, part.communication)
+
+    def _known(self, worker: int) -> None:
+        if not 0 <= worker < self.config.workers:
+            raise ValueError(f"is of worker {worker}, and run.json of {self.config.workers}")
+
+    def _sane(self, one: int, other: int) -> None:
+        if not (0 <= one <= _HUGE and 0 <= other <= _HUGE):
+            raise ValueError(f"counts {one if not 0 <= one <= _HUGE else other}")
+
+    def _lasting(self, *seconds: float) -> None:
+        for one in seconds:
+            if not -_AGES <= one <= _AGES:
+                raise ValueError(f"lasts {one:g} s")
+
+    def _applied(self, time: float, samples: int) -> None:
+        if self.width > 0:
+            self.counts[min(int(time / self.width), SPEEDS - 1)] += samples
+
+    def _event(self, record: Joined | Lost | Refused) -> None:
+        first = isinstance(record, Joined) and not self.tally.figures[record.worker].joins
+        if not first and len(self.events) < EVENTS:
+            kind = {Joined: "joined", Lost: "lost", Refused: "refused"}[type(record)]
+            self.events.append(Event(record.time, kind, record.worker))
+
+    def digest(self, name: str, told: _Told, finished: bool) -> Digest:
+        config, tally = self.config, self.tally
+        summary = tally.summary(
+            config.discipline,
+            config.engine,
+            self.ledger.counts(),
+            told.memory,
+            told.parameter_hash if finished else tally.hash,
+            {stage: share for stage, share in told.overlap.items() if math.isfinite(share)},
+        )
+        summary.emulated = [least for least in told.emulated if math.isfinite(least)]
+        summary.train_loss = _finite(summary.train_loss)
+        steps = [step for step in tally.history.steps if math.isfinite(step.loss)]
+        segments, window = self.timeline.cut(tally.seconds)
+        return Digest(
+            name=name,
+            summary=summary,
+            finished=finished,
+            batch_size=config.batch_size,
+            virtual=self.virtual,
+            ideal=self._ideal(),
+            tests=thinned(tally.history.tests, CURVE, _accuracy),
+            losses=thinned(steps, CURVE, _loss),
+            speeds=self._speeds(),
+            segments=segments,
+            window=window,
+            events=self.events,
+        )
+
+    def _ideal(self) -> float | None:
+        at_work = [w for w in self.tally.figures if w.compute > 0]
+        return _finite(sum(w.samples / w.compute for w in at_work)) if at_work else None
+
+    def _speeds(self) -> list[Speed]:
+        """As many stretches as there are updates to fill them."""
+        if self.width <= 0:
+            return []
+        wanted = max(1, min(SPEEDS, self.tally.updates // PER_SPEED))
+        divisors = [n for n in range(1, SPEEDS + 1) if SPEEDS % n == 0]
+        together = next(n for n in divisors if SPEEDS // n <= wanted)
+        width = self.width * together
+        sums = [sum(self.counts[i : i + together]) for i in range(0, SPEEDS, together)]
+        return [Speed((i + 1) * width, samples / width) for i, samples in enumerate(sums)]
+
+
+# ---------------------------------------------------------------- curves
+
+
+def thinned(points: list[P], most: int, value: Callable[[P], float]) -> list[P]:
+    """At most `most` points: the first, the last, and the extremes of equal stretches of time."""
+    if len(points) <= most:
+        return list(points)
+    first, last = points[0], points[-1]
+    stretches = (most - 2) // 2
+    width = (last.time - first.time) / stretches
+    lowest: dict[int, int] = {}
+    highest: dict[int, int] = {}
+    for index in range(1, len(points) - 1):
+        point = points[index]
+        place = int((point.time - first.time) / width) if width > 0 else 0
+        place = max(0, min(place, stretches - 1))
+        low, high = lowest.setdefault(place, index), highest.setdefault(place, index)
+        if value(point) < value(points[low]):
+            lowest[place] = index
+        if value(point) > value(points[high]):
+            highest[place] = index
+    chosen = sorted({0, len(points) - 1, *lowest.values(), *highest.values()})
+    return [points[index] for index in chosen]
+
+
+def _loss(step: Step) -> float:
+    return step.loss
+
+
+def _accuracy(test: Test) -> float:
+    found = test.loss if test.accuracy is None else test.accuracy
+    return 0.0 if found is None else found
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,147 @@
+"""A display of a comparison while it goes: two bars in a terminal, a line per cell elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import IO, Any, Self
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.compare.estimate import Estimate, in_words
+from offbeat.compare.plan import Point
+from offbeat.compare.watch import Watcher
+from offbeat.report.live import REDRAW, Progress
+from offbeat.report.summary import Summary
+from offbeat.report.tables import percent, rate, seconds, share
+
+LINES = 20.0  # real seconds between two plain lines about one cell
+BAR = 24
+
+
+class Display(Progress, Watcher):
+    """Shows cells done, the one that runs, and the time left on standard error."""
+
+    def __init__(self, file: IO[str] | None = None, virtual: bool = False):
+        super().__init__(file=file or sys.stderr, virtual=virtual)
+        self.interval = REDRAW if self.console.is_terminal else LINES
+        self.estimate = Estimate({})
+        self.point: Point | None = None
+        self.began = 0.0
+        self.ended = self.cells = 0
+        self.failures = 0
+
+    # ------------------------------------------------------------ cells
+
+    def planned(self, work: Mapping[Point, float], kept: int) -> None:
+        self.estimate = Estimate(work)
+        self.cells, self.ended = len(work) + kept, kept
+        if kept:
+            self.say(f"{kept} of {self.cells} cells are there already")
+        if self.console.is_terminal and work:
+            # Standard output is left alone: forked workers would print through this display.
+            self.live = Live(
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self.live.start()
+            # A process that is killed cannot show the cursor again, so it is never hidden.
+            self.console.show_cursor(True)
+
+    def starts(self, point: Point) -> None:
+        self.point, self.began, self.store = point, time.monotonic(), None
+        self.title = str(point)
+        if self.live is not None:
+            self.draw()
+
+    def ends(self, point: Point, summary: Summary | None, failed: str = "") -> None:
+        self.estimate.ended(point, time.monotonic() - self.began)
+        self.point, self.store = None, None
+        self.ended += 1
+        self.failures += summary is None
+        if summary is None:
+            words = f"failed: {failed}"
+        else:
+            unit = "virtual s" if self.virtual else "s"
+            words = (
+                f"{rate(summary.samples_per_second)} samples/{'virtual s' * self.virtual or 's'}"
+            )
+            words += f", {seconds(summary.seconds)} {unit}"
+            if summary.accuracy is not None:
+                words = f"{percent(summary.accuracy)}, {words}"
+        if self.live is None or summary is None:
+            self.say(f"{self.ended}/{self.cells} {point}: {words}{self.left()}")
+        else:
+            self.draw()
+
+    def left(self) -> str:
+        """The time left in words, where something is known of it."""
+        done = self.done if self.store is not None else 0.0
+        spent = time.monotonic() - self.began if self.point is not None else 0.0
+        left = self.estimate.left(self.point, done, spent)
+        if left is None or (self.point is None and not self.estimate.missing):
+            return ""
+        return f"; about {in_words(left)} left"
+
+    def say(self, words: str) -> None:
+        self.console.print(words, markup=False, soft_wrap=True)
+
+    # ------------------------------------------------------------ the run of one cell
+
+    def begin(self, store: Any, samples: int) -> None:
+        self.store, self.samples = store, samples
+        self.staleness = [0] * store.cells.shape[1]
+        self.time, self.loss = 0.0, None
+        self.stale_sum = self.parts = 0
+        self.due = time.monotonic() + self.interval
+
+    def end(self) -> None:
+        """A run is over, and another comes: the display stays."""
+
+    def close(self) -> None:
+        """The comparison is over, or has been stopped."""
+        super().end()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    # ------------------------------------------------------------ pictures
+
+    def draw(self) -> None:
+        if self.live is not None:
+            self.live.update(self.picture(), refresh=True)
+        elif self.store is not None:
+            self.say(f"{self.ended + 1}/{self.cells} {self.title}: {share(self.done)}{self.left()}")
+
+    def picture(self) -> RenderableType:
+        """A bar for all cells, a bar for the one that runs, and its figures in one line."""
+        failed = f", {self.failures} failed" if self.failures else ""
+        rows = Table.grid(padding=(0, 1))
+        rows.add_column(no_wrap=True, max_width=28)
+        rows.add_row(
+            Text("comparison", style="bold"),
+            ProgressBar(total=max(1, self.cells), completed=self.ended, width=BAR),
+            f"{self.ended}/{self.cells}{failed}{self.left()}",
+        )
+        running = self.store is not None
+        done = self.done if running else 0.0
+        if self.point is not None:
+            rows.add_row(
+                Text(self.title), ProgressBar(total=1.0, completed=done, width=BAR), share(done)
+            )
+        return Group(rows, Text(self.line() if running else "", no_wrap=True))
