@@ -2,138 +2,150 @@
 
     python docs/figures.py
 
-writes docs/images/ anew. The runs are cost-only: who waits for whom depends on times alone.
+writes docs/images/ anew. Timelines come from cost-only runs: who waits for whom depends on times
+alone. Curves come from runs with real gradients.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import offbeat as ob
-from offbeat.cluster import Machine
-from offbeat.log import Admitted, Pulled, Updated
-from offbeat.pace import distribution
+from drawing import draw_chart, draw_timelines
+from timelines import Chart, Line, Panel, curve, timeline
+
+__all__ = [
+    "CHARTS",
+    "IMAGES",
+    "PANELS",
+    "TIMELINES",
+    "curve",
+    "draw_chart",
+    "draw_timelines",
+    "timeline",
+]
 
 IMAGES = Path(__file__).resolve().parent / "images"
-PANELS = (
-    ("Lock-step (bsp): a round is as long as its slowest step", "bsp"),
-    ("Slack (ssp:2): at most two steps ahead of the slowest", "ssp:2"),
-    ("Free-running (asp): nobody waits", "asp"),
-)
-# Every worker hiccups now and then, and the last is a little slower than the others.
-TIMES = ("lognormal:20ms,0.5", "lognormal:20ms,0.5", "lognormal:20ms,0.5", "lognormal:28ms,0.5")
-STEPS, UNTIL, SEED = 40, 0.46, 3
-COLOURS = ("#3b6fb6", "#2f8f7f", "#8a5fb0", "#c2622d")
-PAPER, INK, FAINT = "#fbfaf7", "#22262b", "#d9d6cf"
+HICCUPS = ("lognormal:20ms,0.5", "lognormal:20ms,0.5", "lognormal:20ms,0.5", "lognormal:28ms,0.5")
+IRREGULAR = ("lognormal:20ms,0.6", "lognormal:20ms,0.6", "lognormal:20ms,0.6")  # no one is slow
 
-
-@dataclass(frozen=True)
-class Bar:
-    """What one worker did for a while; `blocker` is whom it waited for."""
-
-    worker: int
-    kind: str
-    since: float
-    until: float
-    blocker: int | None = None
-
-
-class Recorder(ob.Listener):
-    """Keeps the records of a run."""
-
-    def __init__(self) -> None:
-        self.records: list[Any] = []
-
-    def see(self, record: Any) -> None:
-        self.records.append(record)
-
-
-def timeline(sync: str) -> list[Bar]:
-    """Each worker's bars: computing from a pull to its push, waiting from there to the next."""
-    cluster = ob.Cluster(tuple(Machine(distribution(text)) for text in TIMES))
-    recorder = Recorder()
-    ob.estimate(cluster, sync, steps=STEPS, seed=SEED, listeners=[recorder])
-    return list(_bars(recorder.records))
-
-
-def _bars(records: Iterable[Any]) -> Iterable[Bar]:
-    pulled: dict[int, float] = {}
-    pushed: dict[int, float] = {}
-    last = 0  # the worker whose push let the others go
-    for record in records:
-        if isinstance(record, Pulled):
-            since = pushed.pop(record.worker, record.time)
-            if record.time > since:
-                yield Bar(record.worker, "wait", since, record.time, last)
-            pulled[record.worker] = record.time
-        elif isinstance(record, Admitted | Updated):
-            senders = (
-                [record.worker]
-                if isinstance(record, Admitted)
-                else [part.worker for part in record.parts if part.worker not in pushed]
-            )
-            for worker in senders:
-                yield Bar(worker, "compute", pulled[worker], record.time)
-                pushed[worker] = record.time
-                last = worker
-
-
-def draw(path: Path) -> None:
-    """The three timelines, one below the other."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "offbeat", "font.family": "DejaVu Sans"}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(len(PANELS), 1, figsize=(8.6, 6.0), sharex=True)
-    figure.set_facecolor(PAPER)
-    for axis, (title, sync) in zip(axes, PANELS, strict=True):
-        bars = timeline(sync)
-        for bar in bars:
-            if bar.since < UNTIL:
-                _draw_bar(axis, bar)
-        steps = sum(bar.kind == "compute" and bar.until <= UNTIL for bar in bars)
-        axis.set_title(title, loc="left", fontsize=10.5, color=INK, weight="bold")
-        axis.set_title(f"{steps} steps done", loc="right", fontsize=9.5, color=INK)
-        axis.set_yticks(range(len(TIMES)), [f"worker {n}" for n in range(len(TIMES))])
-        axis.invert_yaxis()
-        axis.set_xlim(0, UNTIL)
-        axis.set_facecolor(PAPER)
-        axis.tick_params(length=0, labelsize=9, colors=INK)
-        for spine in axis.spines.values():
-            spine.set_visible(False)
-    axes[-1].set_xlabel(
-        "virtual seconds; coloured: computing, grey: waiting for the worker of that number",
-        fontsize=9.5,
-        color=INK,
+_MOMENTUM = {"lr": 0.05, "momentum": 0.9}
+PANELS = tuple(
+    Panel(title, sync, HICCUPS, until=0.46)
+    for title, sync in (
+        ("Lock-step (bsp): a round is as long as its slowest step", "bsp"),
+        ("Slack (ssp:2): at most two steps ahead of the slowest", "ssp:2"),
+        ("Free-running (asp): nobody waits", "asp"),
     )
-    figure.tight_layout(h_pad=1.2)
-    figure.savefig(path, metadata={"Date": None}, facecolor=PAPER)
-    pyplot.close(figure)
+)
+TIMELINES: dict[str, tuple[Panel, ...]] = {
+    "timeline": PANELS,
+    "bsp": (
+        Panel("bsp: everybody waits for the last", "bsp", IRREGULAR),
+        Panel("bsp:backup=1: the last one is dropped (×)", "bsp:backup=1", IRREGULAR),
+    ),
+    "soft": (
+        Panel("soft:2: two gradients make one update", "soft:2"),
+        Panel("asp, to compare: each gradient is an update", "asp"),
+    ),
+    "ssp": (
+        Panel("ssp:3, times that scatter: slack absorbs hiccups", "ssp:3", IRREGULAR),
+        Panel("ssp:3, one worker always slow: the slack runs out", "ssp:3"),
+    ),
+    "asp": (
+        Panel("asp: nobody waits", "asp"),
+        Panel("asp:weigh=inverse: the same, and stale gradients count less", "asp:weigh=inverse"),
+    ),
+    "downpour": (
+        Panel("downpour: push and fetch after every step", "downpour", exchange=0.006),
+        Panel(
+            "downpour:push=4,fetch=2: push every 4, fetch every 2",
+            "downpour:push=4,fetch=2",
+            exchange=0.006,
+        ),
+    ),
+    "asup": (
+        Panel("asup: slack 8, and rates of 1/τ", "asup"),
+        Panel("asup:slack=2: less stale, more waiting", "asup:slack=2"),
+    ),
+    "hogwild": (
+        Panel("asp: an exchange with the store after every step", "asp", exchange=0.004),
+        Panel("hogwild, drawn as asp with exchanges that take no time", "asp"),
+    ),
+    "local": (
+        Panel("bsp, slow links: an exchange after every step", "bsp", exchange=0.015),
+        Panel("local:4: an exchange after four steps", "local:4", exchange=0.015),
+    ),
+    "easgd": (
+        Panel("local:4, to compare: all meet", "local:4", exchange=0.006),
+        Panel("easgd:4: each meets the centre when it is ready", "easgd:4", exchange=0.006),
+    ),
+    "async-local": (
+        Panel(
+            "local:6, to compare: the slow one holds up the rest",
+            "local:6",
+            exchange=0.006,
+            until=0.8,
+        ),
+        Panel(
+            "async-local:6: the slow one makes fewer steps",
+            "async-local:6",
+            exchange=0.006,
+            until=0.8,
+        ),
+    ),
+    "fedbuff": (
+        Panel(
+            "fedbuff:2,every=3: any two changes make an update", "fedbuff:2,every=3", exchange=0.006
+        ),
+        Panel("local:3, to compare: one change of everybody", "local:3", exchange=0.006),
+    ),
+}
+CHARTS: dict[str, Chart] = {
+    "average": Chart(
+        "Three things to do with momentum at a sync, 4 workers",
+        "megabytes sent",
+        (
+            Line("average:8", "average:8", settings=_MOMENTUM),
+            Line("state=keep", "average:8,state=keep", settings=_MOMENTUM),
+            Line("state=reset", "average:8,state=reset", settings=_MOMENTUM),
+        ),
+        workers=4,
+        epochs=6,
+    ),
+    "bmuf": Chart(
+        "Block momentum against plain averaging, 8 workers",
+        "epochs",
+        (
+            Line("bmuf:4", "bmuf:4", settings={"lr": 0.1}),
+            Line("bmuf:4,nesterov=yes", "bmuf:4,nesterov=yes", settings={"lr": 0.1}),
+            Line("average:4,state=reset", "average:4,state=reset", settings={"lr": 0.1}),
+        ),
+        workers=8,
+        epochs=8,
+    ),
+    "diloco": Chart(
+        "What a megabyte buys, 4 workers with AdamW",
+        "megabytes sent",
+        (
+            Line("bsp", "bsp", "AdamW", {"lr": 0.01}),
+            Line("diloco:5", "diloco:5", "AdamW", {"lr": 0.003}),
+            Line("diloco:20", "diloco:20", "AdamW", {"lr": 0.01}),
+        ),
+        workers=4,
+        epochs=6,
+    ),
+}
 
 
-def _draw_bar(axis: Any, bar: Bar) -> None:
-    width = min(bar.until, UNTIL) - bar.since
-    if bar.kind == "compute":
-        axis.barh(
-            bar.worker, width, left=bar.since, height=0.62, color=COLOURS[bar.worker],
-            edgecolor=PAPER, linewidth=1.2,
-        )  # fmt: skip
-        return
-    assert bar.blocker is not None
-    axis.barh(
-        bar.worker, width, left=bar.since, height=0.62, color=FAINT, edgecolor=PAPER,
-        linewidth=1.2,
-    )  # fmt: skip
-    if width > 0.008:
-        axis.text(
-            bar.since + width / 2, bar.worker, str(bar.blocker), ha="center", va="center",
-            fontsize=8.5, weight="bold", color=COLOURS[bar.blocker],
-        )  # fmt: skip
+def pictures() -> Iterator[tuple[Path, str]]:
+    """Every picture: where it lies, and what it is."""
+    for name, panels in TIMELINES.items():
+        yield IMAGES / f"{name}.svg", draw_timelines(panels)
+    for name, chart in CHARTS.items():
+        curves = [curve(line, chart) for line in chart.lines]
+        yield IMAGES / f"{name}.svg", draw_chart(chart, curves)
 
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    draw(IMAGES / "timeline.svg")
+    for path, picture in pictures():
+        path.write_text(picture)

@@ -5,7 +5,11 @@ differ from run to run: its words are compared, its numbers are not.
 """
 
 import contextlib
-import importlib.util
+import html
+import importlib
+import inspect
+import itertools
+import json
 import re
 import runpy
 import shlex
@@ -31,7 +35,9 @@ from offbeat.log import Part
 from offbeat.report.summary import Summary, WorkerFigures
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Its commands are those of README.md, which tests/test_readmes.py makes sure of.
+TRANSLATED = ROOT / "README.zh-CN.md"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCS = ROOT / "docs"
 
@@ -169,7 +175,7 @@ def test_what_a_page_shows_runs(
                     assert different is None, f"{where}: {command}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, TRANSLATED], ids=lambda page: page.name)
 def test_links_and_images_exist(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
@@ -189,7 +195,7 @@ def anchors(page: Path) -> set[str]:
     return {heading.replace(" ", "-") for heading in kept}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, TRANSLATED, *EXAMPLES], ids=lambda page: page.name)
 def test_no_page_speaks_of_one_machine(page: Path) -> None:
     assert not MACHINE_PATHS.search(page.read_text())
 
@@ -200,10 +206,12 @@ def test_pages_are_listed_in_the_index() -> None:
         assert page.name == "index.md" or f"({page.name})" in index, page.name
 
 
-def test_images_are_small() -> None:
+def test_images_are_small_and_shown() -> None:
     images = list((DOCS / "images").iterdir())
     assert images
     assert all(image.stat().st_size < 150_000 for image in images)
+    text = all_text()
+    assert not [image.name for image in images if f"images/{image.name})" not in text]
 
 
 # ---------------------------------------------------------------- words against code
@@ -231,10 +239,31 @@ def test_the_readme_shows_the_rows_of_the_demo() -> None:
     assert [row.split()[0] for row in rows] == [contender.sync for contender in CONTENDERS]
 
 
-def test_every_discipline_has_a_section_and_every_spelling_in_it_can_be_read() -> None:
-    text = (DOCS / "disciplines.md").read_text()
-    for name in ROWS:
-        assert re.search(rf"^### .*`{name}", text, re.MULTILINE), name
+@pytest.mark.parametrize("name", ROWS)
+def test_every_discipline_has_a_page(name: str) -> None:
+    page = DOCS / "disciplines" / f"{name}.md"
+    text = page.read_text()
+    assert text.startswith(f"# `{name}`: ")
+    assert f"](disciplines/{page.name})" in (DOCS / "disciplines.md").read_text()
+    assert f"](../images/{name}.svg)" in text
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings == ["Formula", "Options", "When it helps", "When it does not", "Try it"]
+    ours = [command for block in blocks(text) for command, _ in commands(block)]
+    assert any(f"--sync {name}" in command for command in ours)
+    signature = inspect.signature(ROWS[name])
+    assert f"`ob.{ROWS[name].__name__}(" in text
+    for option in signature.parameters:
+        assert re.search(rf"^\| .*`{option}`.* \|", text, re.MULTILINE), option
+
+
+def test_every_discipline_has_no_page_too_many() -> None:
+    assert {page.stem for page in (DOCS / "disciplines").iterdir()} == set(ROWS)
+
+
+def test_every_spelling_of_a_discipline_can_be_read() -> None:
+    pages = [page for page in PAGES if page.parent.name == "disciplines"]
+    pages += [DOCS / name for name in ("disciplines.md", "choosing.md", "articles.md")]
+    text = "\n".join(page.read_text() for page in pages)
     spellings = re.findall(rf"`((?:{'|'.join(ROWS)}|custom)(?::[^`\s]*)?)`", text)
     assert len(spellings) > len(ROWS)
     for spelling in spellings:
@@ -306,25 +335,72 @@ def test_examples_run(
     assert not left, f"{script.name} leaves {left} behind"
 
 
-def test_the_figure_shows_who_waits_for_whom() -> None:
-    pytest.importorskip("matplotlib")
-    figures = module_of(DOCS / "figures.py")
-    lock_step, slack, free = (figures.timeline(sync) for _, sync in figures.PANELS)
+@pytest.fixture(scope="module")
+def figures() -> Iterator[Any]:
+    """The module that draws the pictures; it and what it imports lie beside the pages."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)
+        yield importlib.import_module("figures")
+
+
+def test_every_discipline_has_a_figure_of_itself(figures: Any) -> None:
+    assert {*figures.TIMELINES, *figures.CHARTS} == {*ROWS, "timeline"}
+    assert {path.stem for path in (DOCS / "images").iterdir()} == {*ROWS, "timeline"}
+    for name in ROWS:
+        panels = figures.TIMELINES.get(name) or figures.CHARTS[name].lines
+        # Nothing of hogwild can be simulated, and its page says what is drawn instead.
+        shown = "asp" if name == "hogwild" else name
+        assert any(panel.sync.partition(":")[0] == shown for panel in panels), name
+
+
+def test_timelines_are_what_the_simulator_gives(figures: Any) -> None:
+    for name, panels in figures.TIMELINES.items():
+        kept = (figures.IMAGES / f"{name}.svg").read_text()
+        assert kept == figures.draw_timelines(panels), f"run docs/figures.py: {name} is outdated"
+
+
+@pytest.mark.parametrize("name", ["average", "bmuf", "diloco"])
+def test_curves_are_what_the_simulator_gives(figures: Any, name: str) -> None:
+    chart = figures.CHARTS[name]
+    kept = (figures.IMAGES / f"{name}.svg").read_text()
+    (described,) = re.findall(r"<desc>(.*)</desc>", kept)
+    numbers = json.loads(html.unescape(described))
+    # What is drawn are the numbers that the picture describes itself with, ...
+    curves = [[tuple(point) for point in points] for points in numbers.values()]
+    assert kept == figures.draw_chart(chart, curves), f"run docs/figures.py: {name} is outdated"
+    # ... and those are what training gives, up to what differs between processors.
+    assert list(numbers) == [line.name for line in chart.lines]
+    for line, drawn in zip(chart.lines, curves, strict=True):
+        found = figures.curve(line, chart)
+        assert [x for x, _ in found] == pytest.approx([x for x, _ in drawn], rel=SLACK)
+        assert [y for _, y in found] == pytest.approx([y for _, y in drawn], abs=100 * SLACK)
+
+
+def test_the_figure_shows_who_waits_for_whom(figures: Any) -> None:
+    timelines = [figures.timeline(panel) for panel in figures.PANELS]
+    lock_step, slack, free = (bars for bars, _ in timelines)
     assert not [bar for bar in free if bar.kind == "wait"]
     for bars in (lock_step, slack):
         waits = [bar for bar in bars if bar.kind == "wait"]
         assert waits
         assert all(bar.until > bar.since and bar.blocker != bar.worker for bar in waits)
-    assert sum(b.until - b.since for b in lock_step if b.kind == "wait") > 0
+    waited = [sum(b.until - b.since for b in bars if b.kind == "wait") for bars, _ in timelines]
+    assert waited[0] > waited[1] > waited[2] == 0
+    # In lock-step an update is made of everybody, at the end of everybody's wait.
+    assert all(len(mark.parts) == 4 and not mark.staleness for mark in timelines[0][1])
+    assert all(len(mark.parts) == 1 for mark in timelines[2][1])
 
 
-def module_of(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_bars_cover_all_of_a_workers_time_and_all_of_its_steps(figures: Any) -> None:
+    for name, panels in figures.TIMELINES.items():
+        for panel in panels:
+            bars, _ = figures.timeline(panel)
+            for worker in range(len(panel.times)):
+                mine = [bar for bar in bars if bar.worker == worker]
+                assert mine[0].since == 0, name
+                for before, after in itertools.pairwise(mine):
+                    assert after.since == pytest.approx(before.until), name
+                    assert (before.kind, after.kind) != ("wait", "wait"), name
 
 
 # ---------------------------------------------------------------- the checks themselves
