@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
-.PHONY: help demo test lint bench soak clean
+.PHONY: help demo test lint browser bench soak clean
 
 help:
 	@echo 'make demo    a short run that shows what offbeat does'
@@ -39,7 +39,18 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# Reports and live pages are tested in a real browser.
+browser: $(STAMP)
+	@for name in chromium chromium-browser google-chrome; do \
+	  if command -v $$name >/dev/null; then exit 0; fi; \
+	done; \
+	echo 'Installing Chromium, in which reports and live pages are tested.'; \
+	{ apt-get update && apt-get install --yes --no-install-recommends chromium; } \
+	  >$(VENV)/chromium.log 2>&1 || { \
+	  echo 'Chromium could not be installed ($(VENV)/chromium.log says why):' \
+	       'install it by hand and run make test again' >&2; exit 1; }
+
+test: lint browser
 	$(BIN)/python -m pytest -n 2
 
 # The other ways of training that `bench` measures beside offbeat are large: only it needs them.

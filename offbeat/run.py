@@ -29,6 +29,30 @@ class Run:
         """Speed, staleness, waiting, bytes, memory and the ledger."""
         return self.figures
 
+    def report(self, path: str | Path = "report.html", target: float | None = None) -> Path:
+        """Write a page that shows the run: verdict, figures and tables, in one file.
+
+        `target` is the accuracy whose time it tells. A run that kept a folder (`out=`) also has
+        its timeline there. Needs matplotlib, `pip install offbeat[plot]`.
+        """
+        # Only who wants a report pays for what draws it.
+        from offbeat.report.digest import digest
+        from offbeat.report.grid import check_target, remembered, side_by_side
+        from offbeat.report.page import write_page
+
+        check_target(target)
+        if self.folder is not None and self.folder.is_dir():
+            found = digest(self.folder)
+        else:
+            found = remembered(self.history, self.figures)
+        return write_page(side_by_side([found], target), Path(path))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the run: its figures as a table."""
+        from offbeat.report.page_tables import notebook
+
+        return notebook(self.figures)
+
     @property
     def parameter_hash(self) -> str:
         """A hash of the final parameters; equal for two runs exactly if their bits are."""

@@ -1,4 +1,4 @@
-"""The command line: `offbeat run`, `demo`, `simulate`, `replay` and `doctor`."""
+"""The command line: `offbeat run`, `demo`, `compare`, `report`, `simulate`, `replay` and more."""
 
 import sys
 import traceback
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import offbeat
-from offbeat.cli import demo, doctor, replay, run, simulate
+from offbeat.cli import compare, demo, doctor, replay, report, run, simulate
 from offbeat.cli.output import EXIT_CODES, INTERRUPTED, fail
 from offbeat.errors import ConfigError, OffbeatError
 
@@ -20,7 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo.demo, simulate.simulate, replay.replay, doctor.doctor):
+for command in (
+    *(demo.demo, compare.compare, report.report),
+    *(simulate.simulate, replay.replay, doctor.doctor),
+):
     app.command(epilog=EXIT_CODES)(command)
 # Words behind the script's name are its own, whatever they look like.
 app.command(epilog=EXIT_CODES, context_settings={"allow_interspersed_args": False})(run.run)

@@ -76,6 +76,20 @@ RunDir = Annotated[
 ]
 Every = Annotated[int, typer.Option(help="Compare every K-th version.", metavar="K")]
 
+# ---------------------------------------------------------------- where else it is shown
+
+TensorBoard = Annotated[
+    Path | None, _in(FOLDER, "Write event files for TensorBoard there.", metavar="DIR")
+]
+CSV = Annotated[
+    Path | None,
+    _in(FOLDER, "Write tests, updates and events as a table.", "--csv", metavar="FILE"),
+]
+
+Watch = Annotated[
+    bool, _in(FOLDER, "Show the run on a page of this machine while it goes.", "--watch")
+]
+
 # ---------------------------------------------------------------- costs alone, and output
 
 CostOnly = Annotated[
@@ -85,4 +99,61 @@ Steps = Annotated[int | None, _in(COST, "Steps per worker, 100 unless given.")]
 ModelBytes = Annotated[int | None, _in(COST, "Size of the model, 0 unless given.")]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")
+]
+
+# ---------------------------------------------------------------- of a comparison
+
+
+class Engine(StrEnum):
+    LOCAL = "local"
+    SIM = "sim"
+
+
+GRID = "Grid"
+Devices = Annotated[str, _in(GRID, "How many workers, each number in turn.", metavar="1,2,...")]
+Syncs = Annotated[
+    list[str],
+    _in(
+        GRID,
+        "Disciplines: bsp,ssp:3,asp. A part that begins with no discipline's name belongs to the "
+        "one before it: fedbuff:2,2,asp are two. May be repeated.",
+        metavar="LIST",
+    ),
+]
+Repeat = Annotated[int, _in(GRID, "Runs of every cell, each with the next seed.")]
+Target = Annotated[
+    float | None, _in(GRID, "Accuracy whose time is compared, 0.9; else one that all reach.")
+]
+GridEngine = Annotated[
+    Engine | None, _in(TRAINING, "Processes here (local, the default) or virtual time (sim).")
+]
+Emulate = Annotated[
+    str | None,
+    _in(TRAINING, "Least time of a step: 20ms for all, or one time per worker.", metavar="TIMES"),
+]
+GridCluster = Annotated[
+    str | None,
+    _in(TRAINING, "Of the simulation: a TOML file or compute times, one or one per worker."),
+]
+Straggler = Annotated[
+    float | None,
+    _in(TRAINING, "The last of two or more workers is so many times slower.", metavar="TIMES"),
+]
+GridBatchSize = Annotated[
+    int | None, _in(TRAINING, "Samples per worker and step, 128 or what the data can feed.")
+]
+GridEpochs = Annotated[
+    int | None, _in(TRAINING, "Passes over the data; else about 500 steps of one device.")
+]
+Rates = Annotated[
+    list[str] | None,
+    _in(
+        TRAINING,
+        "Learning rate of all, 0.1, or of one, asp=0.05; else the task's own. May be repeated.",
+        metavar="RATE",
+    ),
+]
+GridOut = Annotated[
+    Path | None,
+    _in(FOLDER, "Where cells and results are kept; else runs/compare-TASK.", metavar="DIR"),
 ]

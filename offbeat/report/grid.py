@@ -1,11 +1,19 @@
 """Runs side by side: which discipline on how many devices, how often, and what each came to."""
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
-from offbeat.report.digest import Digest
+from offbeat.errors import ConfigError
+from offbeat.report.digest import CURVE, Digest
+from offbeat.report.summary import History, Summary
+
+T = TypeVar("T")
+COMPARABLE = 0.8  # of the best accuracy; a run below that has failed and sets no target
 
 
 class Cell(msgspec.Struct):
@@ -19,10 +27,250 @@ class Cell(msgspec.Struct):
 
 
 @dataclass(frozen=True)
+class Span:
+    """A figure over repeats: its mean, and the least and the greatest seen."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> "Span | None":
+        """None where there is nothing to average."""
+        if not values:
+            return None
+        return cls(sum(values) / len(values), min(values), max(values), len(values))
+
+    def apart(self, other: "Span") -> bool:
+        """True when no repeat of one lies within the other's spread."""
+        return self.high < other.low or other.high < self.low
+
+
+@dataclass(frozen=True)
+class Group:
+    """The repeats of one discipline on one number of devices."""
+
+    discipline: str
+    devices: int
+    digests: tuple[Digest, ...]
+
+    def span(self, figure: Callable[[Digest], float | None]) -> Span | None:
+        """A figure over the repeats; None unless each of them has it."""
+        values = [value for d in self.digests if (value := figure(d)) is not None]
+        return Span.over(values) if len(values) == len(self.digests) else None
+
+    def time_to(self, target: float | None) -> Span | None:
+        """Seconds to the target accuracy; None unless every repeat reached it."""
+        return None if target is None else self.span(lambda d: d.time_to(target))
+
+    def reached(self, target: float) -> int:
+        """How many repeats reached the target accuracy."""
+        return sum(d.time_to(target) is not None for d in self.digests)
+
+    def staleness(self) -> dict[int, int]:
+        """How many contributions were how stale, over all repeats."""
+        total: Counter[int] = Counter()
+        for d in self.digests:
+            total.update(d.summary.staleness_counts)
+        return dict(sorted(total.items()))
+
+    @property
+    def finished(self) -> bool:
+        return all(d.finished for d in self.digests)
+
+    @property
+    def name(self) -> str:
+        return f"{self.discipline} on {counted(self.devices, 'device')}"
+
+
+@dataclass(frozen=True)
 class Grid:
     """The cells of a comparison, or the runs that a report puts side by side."""
 
     title: str
     cells: Sequence[Cell]
-    target: float | None = None  # accuracy whose time is compared; None takes one all can be held to
+    target: float | None = None  # accuracy whose time is compared; None takes one that suits all
     settings: dict[str, str] = field(default_factory=dict)  # shown with the results, as they are
+
+    def digests(self) -> list[Digest]:
+        """Of every run that has come to something."""
+        return [cell.digest for cell in self.cells if cell.digest is not None]
+
+    def groups(self) -> list[Group]:
+        """Repeats together, in the order in which disciplines and devices first appear."""
+        found: dict[tuple[str, int], list[Digest]] = {}
+        for cell in self.cells:
+            if cell.digest is not None:
+                found.setdefault((cell.discipline, cell.devices), []).append(cell.digest)
+        order = self.disciplines()
+        keys = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+        return [Group(name, devices, tuple(found[name, devices])) for name, devices in keys]
+
+    def disciplines(self) -> list[str]:
+        """Every label once, in the order of the cells; failed ones too, so colours stay put."""
+        return list(dict.fromkeys(cell.discipline for cell in self.cells))
+
+    def devices(self) -> list[int]:
+        """Every number of devices that some run has come to something with."""
+        return sorted({group.devices for group in self.groups()})
+
+    def on_most(self) -> list[Group]:
+        """The groups that are compared in detail: those on the most devices that two share."""
+        groups = self.groups()
+        shared = [n for n, count in Counter(g.devices for g in groups).items() if count > 1]
+        return [g for g in groups if g.devices == max(shared)] if shared else groups
+
+    def aim(self) -> float | None:
+        """The accuracy whose time is compared, as given or else one that all can be held to.
+
+        That is the best accuracy of the weakest run, down to a whole per cent. Runs that came
+        nowhere near the others, and runs that still go on, do not lower it.
+        """
+        if self.target is not None:
+            return self.target
+        digests = self.digests()
+        over = [d for d in digests if d.finished] or digests
+        best = [b for d in over if (b := best_accuracy(d)) is not None]
+        if not best:
+            return None
+        lowest = min(b for b in best if b >= COMPARABLE * max(best))
+        # Below a tenth a whole per cent is too coarse.
+        steps = 100 if lowest >= 0.1 else 10_000
+        return math.floor(lowest * steps + 1e-9) / steps
+
+
+# ---------------------------------------------------------------- figures of one run
+
+
+def best_accuracy(digest: Digest) -> float | None:
+    return max((t.accuracy for t in digest.tests if t.accuracy is not None), default=None)
+
+
+def speed(digest: Digest) -> float | None:
+    return digest.summary.samples_per_second
+
+
+def accuracy(digest: Digest) -> float | None:
+    return digest.summary.accuracy
+
+
+def efficiency(digest: Digest) -> float | None:
+    """The share of the speed that there would be if everybody computed all the time."""
+    return digest.summary.samples_per_second / digest.ideal if digest.ideal else None
+
+
+def communication(digest: Digest) -> float | None:
+    """Seconds that a worker spent on exchange, on average."""
+    each = digest.summary.per_worker
+    return sum(w.communication for w in each) / len(each) if each else None
+
+
+def memory(digest: Digest) -> float | None:
+    """Bytes of the largest worker: its whole process where that is known."""
+    held = digest.summary.memory
+    return held.get("worker_peak") or held.get("worker") or None
+
+
+def staleness(digest: Digest) -> float | None:
+    return digest.summary.staleness_mean
+
+
+def bytes_sent(digest: Digest) -> float | None:
+    return digest.summary.bytes_sent
+
+
+def waiting(digest: Digest) -> float | None:
+    return digest.summary.wait_share
+
+
+# ---------------------------------------------------------------- words
+
+
+def check_target(target: float | None) -> None:
+    if target is not None and not 0 < target <= 1:
+        raise ConfigError(f"the target is a share, 0.9 for 90 %, not {target:g}")
+
+
+def thinned(points: Sequence[T], most: int) -> list[T]:
+    """At most so many of the points, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(n * (len(points) - 1) / (most - 1))] for n in range(most)]
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def marks(digests: Iterable[Digest]) -> list[str]:
+    """What is not real about some of these runs, for every figure that shows them."""
+    runs = list(digests)
+    emulated, virtual = sum(bool(d.summary.emulated) for d in runs), sum(d.virtual for d in runs)
+    return [
+        words if count == len(runs) else f"some runs: {words}"
+        for words, count in (("emulated speeds", emulated), ("simulated, virtual time", virtual))
+        if count
+    ]
+
+
+def side_by_side(
+    runs: Sequence[Digest], target: float | None = None, title: str | None = None
+) -> Grid:
+    """A grid of runs that nobody planned as one.
+
+    Runs of one discipline on as many devices are repeats if they were made alike; otherwise each
+    goes by the name of its folder.
+    """
+    made: dict[tuple[str, int], set[tuple[object, ...]]] = {}
+    for d in runs:
+        made.setdefault((d.summary.discipline, d.summary.workers), set()).add(_made(d))
+    cells: list[Cell] = []
+    seen: Counter[tuple[str, int]] = Counter()
+    named: dict[str, tuple[object, ...]] = {}
+    for d in runs:
+        label = d.summary.discipline
+        if len(made[label, d.summary.workers]) > 1:
+            label = plain = f"{label} ({d.name})"
+            # Folders of one name in different places may hold runs made differently.
+            while named.setdefault(label, _made(d)) != _made(d):
+                label = f"{plain} #{len(named)}"
+        key = (label, d.summary.workers)
+        cells.append(Cell(label, d.summary.workers, seen[key], d))
+        seen[key] += 1
+    if title is None:
+        title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs side by side"
+    return Grid(title, cells, target, _settings(runs))
+
+
+def remembered(history: History, summary: Summary, name: str = "in memory") -> Digest:
+    """The digest of a run that kept no folder, from what it gave back: there is no timeline."""
+    # The same in words as a digest of a log: everybody computes all the time at the speed seen.
+    paces = [w.samples / w.compute for w in summary.per_worker if w.compute > 0]
+    tests, steps = history.tests, history.steps
+    return Digest(
+        name=name,
+        summary=summary,
+        finished=True,
+        batch_size=0,
+        virtual=summary.engine == "sim",
+        ideal=sum(paces) if len(paces) == summary.workers else None,
+        tests=thinned(tests, CURVE),
+        losses=thinned(steps, CURVE),
+    )
+
+
+def _made(digest: Digest) -> tuple[object, ...]:
+    summary = digest.summary
+    return digest.batch_size, tuple(summary.emulated), summary.engine
+
+
+def _settings(runs: Sequence[Digest]) -> dict[str, str]:
+    """What the runs were made with; several values where they differ."""
+    values: dict[str, list[str]] = {
+        "engine": [d.summary.engine for d in runs],
+        "devices": [str(d.summary.workers) for d in runs],
+        "batch size": [f"{d.batch_size:,}" for d in runs if d.batch_size],
+        "epochs": [str(len(d.summary.ledger)) for d in runs if d.summary.ledger],
+    }
+    return {key: ", ".join(dict.fromkeys(found)) for key, found in values.items() if found}

@@ -1,0 +1,142 @@
+"""`offbeat report`: a page of figures from run folders, also while a run is going on."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from offbeat.cli import options
+from offbeat.cli.output import print_json
+from offbeat.errors import CheckpointError
+from offbeat.report.digest import digest
+from offbeat.report.grid import Cell, Grid, check_target, counted, side_by_side
+from offbeat.report.page import write_page
+from offbeat.report.verdict import verdict
+from offbeat.store.checkpoint import read_json
+
+Folders = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Run folders, or the folder of a comparison; a run may still be going on.",
+        metavar="RUN_DIR...",
+    ),
+]
+Page = Annotated[Path, typer.Option(help="The page to write.", metavar="FILE.html")]
+Target = Annotated[
+    float | None,
+    typer.Option(help="The accuracy whose time is compared, as in 0.9; else one all reach."),
+]
+Files = Annotated[
+    bool, typer.Option("--figures", help="Also write each figure as PNG and SVG, into figures/.")
+]
+
+
+def report(
+    run_dirs: Folders,
+    out: Page = Path("report.html"),
+    target: Target = None,
+    figures: Files = False,
+    json: options.Json = False,
+) -> None:
+    """Write one page about a run, or about several side by side."""
+    check_target(target)
+    grid = _gathered(run_dirs, target)
+    path = write_page(grid, out, files=figures)
+    found = verdict(grid)
+    going = [d.name for d in grid.digests() if not d.finished]
+    if json:
+        print_json(
+            {
+                "report": str(path),
+                "title": grid.title,
+                "target": grid.aim(),
+                "verdict": found,
+                "unfinished": going,
+                "runs": [_row(cell, grid.aim()) for cell in grid.cells],
+            }
+        )
+        return
+    print(found.headline)
+    for sentence in found.sentences:
+        print(f"- {sentence}")
+    if going:
+        print(f"{counted(len(going), 'run')} not finished: these are the figures so far.")
+    print(f"\nwritten to {path}")
+
+
+def _row(cell: Cell, target: float | None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "discipline": cell.discipline,
+        "devices": cell.devices,
+        "repeat": cell.repeat,
+        "failed": cell.failed or None,
+    }
+    if (d := cell.digest) is None:
+        return row
+    return row | {
+        "name": d.name,
+        "finished": d.finished,
+        "samples_per_second": d.summary.samples_per_second,
+        "accuracy": d.summary.accuracy,
+        "time_to_target": None if target is None else d.time_to(target),
+    }
+
+
+# ---------------------------------------------------------------- which runs
+
+
+def _gathered(folders: list[Path], target: float | None) -> Grid:
+    found = list(dict.fromkeys(folder.resolve() for folder in folders))
+    if len(found) == 1 and (found[0] / "results.json").is_file():
+        return _compared(found[0], target)
+    runs = [run for folder in found for run in _runs(folder)]
+    return side_by_side([digest(run) for run in runs], target)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """A run folder itself, or those of a comparison that has no results yet."""
+    if not folder.exists():
+        raise CheckpointError(f"{folder} does not exist: name a run folder, as made with --out")
+    if not (folder / "cells").is_dir():
+        return [folder]
+    runs = sorted(run for run in (folder / "cells").iterdir() if (run / "run.json").is_file())
+    if not runs:
+        raise CheckpointError(f"{folder} holds a comparison, but no run of it has begun")
+    return runs
+
+
+class _Point(msgspec.Struct):
+    discipline: str
+    devices: int
+    repeat: int
+    error: str | None = None
+    folder: str | None = None
+
+
+class _Results(msgspec.Struct):
+    """What is read of a comparison's results: all figures are counted again from the logs."""
+
+    title: str
+    cells: list[_Point]
+    settings: dict[str, str] = {}
+    target: float | None = None
+    target_given: bool = False
+
+
+def _compared(folder: Path, target: float | None) -> Grid:
+    file = folder / "results.json"
+    try:
+        results = msgspec.convert(read_json(file), _Results)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{file} is damaged, or not of a comparison: {error}") from None
+    cells = []
+    for point in results.cells:
+        cell = Cell(point.discipline, point.devices, point.repeat, failed=point.error or "")
+        if not point.error and point.folder is not None:
+            # By its last name alone, so that a file from elsewhere cannot point out of its folder.
+            cell.digest = digest(folder / "cells" / Path(point.folder).name)
+        cells.append(cell)
+    if target is None and results.target_given:
+        target = results.target
+    return Grid(results.title, cells, target, results.settings)

@@ -1,0 +1,205 @@
+"""The tables of a report: every figure in numbers, who did how much, and what words mean."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from offbeat.report import grid as figures_of
+from offbeat.report.drawing import plain
+from offbeat.report.figures_runs import timelines
+from offbeat.report.grid import Grid, Group, Span, counted
+from offbeat.report.markup import Safe, joined, table, tag
+from offbeat.report.summary import Summary
+from offbeat.report.tables import figures, percent, rate, seconds, share, size
+
+LONGEST = 2000  # letters of a reason
+LEFT = "text-align: left"
+MOST = 100  # rows of a table of workers or events
+
+WORDS = (
+    (
+        "discipline",
+        "When workers exchange what they learnt, and how long they wait for each other: bsp waits "
+        "for everybody, asp for nobody, ssp:3 until the slowest is three steps behind, local:16 "
+        "meets every 16 steps.",
+    ),
+    ("device", "What one worker computes on: here, one process or one simulated machine."),
+    ("target", "The accuracy on the test set whose time is compared."),
+    (
+        "efficiency",
+        "The speed there was, divided by the speed if every worker computed all the time.",
+    ),
+    ("communication", "Time spent sending contributions and fetching parameters."),
+    ("waiting", "Time in which a worker could not go on because of another."),
+    (
+        "staleness",
+        "How many updates were made between a worker's fetching of parameters and the arrival of "
+        "what it computed with them. 0 in lock-step.",
+    ),
+    ("emulated", "Real processes on this machine, each slowed down to the speed that was set."),
+    (
+        "virtual time",
+        "Seconds of a simulated cluster: gradients and accuracies are real, times are computed.",
+    ),
+)
+
+
+def _written(span: Span | None, write: Callable[[float], str]) -> str:
+    """A mean with its spread, if it has one."""
+    if span is None:
+        return "–"
+    if span.count == 1 or write(span.low) == write(span.high):
+        return write(span.mean)
+    spread = tag("span", f" ({write(span.low)} to {write(span.high)})", class_="spread")
+    return joined([write(span.mean), spread])
+
+
+def _seconds(value: float) -> str:
+    return f"{seconds(value)} s"
+
+
+def _rows(grid: Grid, group: Group) -> list[str]:
+    target = grid.aim()
+    time = _written(group.time_to(target), _seconds)
+    if target is not None and group.time_to(target) is None:
+        reached, count = group.reached(target), len(group.digests)
+        time = f"in {reached} of {count} runs" if reached else "not reached"
+        time = time if group.finished or reached else "not yet"
+    span = group.span
+    return [
+        time,
+        _written(span(figures_of.accuracy), percent),
+        _written(span(figures_of.speed), rate),
+        _written(span(figures_of.efficiency), share),
+        _written(span(figures_of.communication), _seconds),
+        _written(span(figures_of.waiting), share),
+        _written(span(figures_of.staleness), lambda v: f"{v:.2f}"),
+        _written(span(figures_of.bytes_sent), size),
+        _written(span(figures_of.memory), size),
+    ]
+
+
+def _columns(grid: Grid) -> list[str]:
+    target = grid.aim()
+    return [
+        "time to target" if target is None else f"time to {100 * target:g} %",
+        "final accuracy",
+        "samples/s",
+        "efficiency",
+        "communication per worker",
+        "waiting",
+        "mean staleness",
+        "bytes sent",
+        "memory per worker",
+    ]
+
+
+def results(grid: Grid) -> Safe:
+    """Every figure of every group."""
+    rows = []
+    for group in grid.groups():
+        runs = str(len(group.digests)) + ("" if group.finished else ", going on")
+        rows.append([plain(group.discipline), str(group.devices), runs, *_rows(grid, group)])
+    if not rows:
+        return tag("p", "No run has come to a result yet.")
+    repeated = any(len(group.digests) > 1 for group in grid.groups())
+    label = "All figures" + (": mean (least to greatest of the repeats)" if repeated else "")
+    return table(label, ["discipline", "devices", "runs", *_columns(grid)], rows)
+
+
+def tiles(grid: Grid) -> Safe:
+    """The figures of the only group, large."""
+    group = grid.groups()[0]
+    pairs = zip(_columns(grid), _rows(grid, group), strict=True)
+    boxes = [tag("div", tag("dt", name), tag("dd", text)) for name, text in pairs if text != "–"]
+    return tag("dl", *boxes, class_="tiles")
+
+
+def timeline_tables(grid: Grid) -> list[Safe]:
+    """The timeline in sums: what each worker did in that stretch, and for whom it waited most."""
+    parts = []
+    for group, segments, begin, end in timelines(grid):
+        spent: dict[int, Counter[str]] = defaultdict(Counter)
+        blamed: dict[int, Counter[int]] = defaultdict(Counter)
+        for s in segments:
+            length = min(s.end, end) - max(s.start, begin)
+            spent[s.worker][s.kind] += length  # type: ignore[assignment]
+            if s.whom is not None:
+                blamed[s.worker][s.whom] += length  # type: ignore[assignment]
+        rows = []
+        for worker in sorted(spent):
+            most = blamed[worker].most_common(1)
+            whom = f"worker {most[0][0]}, {_seconds(most[0][1])}" if most else "nobody"
+            kinds = [_seconds(spent[worker][kind]) for kind in ("compute", "exchange", "wait")]
+            rows.append([f"worker {worker}", *kinds, whom])
+        label = f"{plain(group.name)}, from {_seconds(begin)} to {_seconds(end)}"
+        columns = ["", "computing", "exchanging", "waiting", "waited most for"]
+        parts.append(table(label, columns, rows))
+    return [tag("details", tag("summary", "The timeline as a table"), *parts)]
+
+
+def workers(grid: Grid) -> list[Safe]:
+    """Where every worker's time went, over the whole of each run that is shown in detail."""
+    parts = []
+    for group in grid.on_most():
+        rows = [
+            [
+                f"worker {number}", f"{w.steps:,}", f"{w.samples:,}", _seconds(w.compute),
+                _seconds(w.wait), _seconds(w.communication), f"{w.staleness:.2f}",
+                size(w.bytes_sent),
+            ]
+            for number, w in enumerate(group.digests[0].summary.per_worker[:MOST])
+        ]  # fmt: skip
+        columns = [
+            "", "steps", "samples", "computing", "waiting", "communication", "mean staleness",
+            "bytes sent",
+        ]  # fmt: skip
+        first = ", first repeat" if len(group.digests) > 1 else ""
+        if rows:
+            parts.append(table(f"{plain(group.name)}{first}", columns, rows))
+    return [tag("details", tag("summary", "Every worker's share"), *parts)] if parts else []
+
+
+def events(grid: Grid) -> list[Safe]:
+    """Losses, returns and refusals, where there were any."""
+    rows = []
+    for group in grid.on_most():
+        for digest in group.digests:
+            found = digest.events
+            if not any(e.kind != "joined" for e in found):
+                continue
+            rows += [
+                [plain(group.name), f"worker {e.worker} {e.kind}", _seconds(e.time)]
+                for e in found
+                if e.kind != "joined" or e.time > 0
+            ]
+    if not rows:
+        return []
+    label = "Workers lost, refused and back again"
+    label += f", the first {MOST} of {len(rows)} events" if len(rows) > MOST else ""
+    return [table(label, ["run", "what", "after"], rows[:MOST], names=2)]
+
+
+def failures(grid: Grid) -> list[Safe]:
+    """The cells that came to nothing, with their reasons."""
+    rows = [
+        [plain(c.discipline), c.failed[:LONGEST], str(c.devices), str(c.repeat + 1)]
+        for c in grid.cells
+        if c.failed
+    ]
+    columns = ["discipline", "reason", "devices", "repeat"]
+    return [table("Runs that came to nothing", columns, rows, names=2)] if rows else []
+
+
+def glossary() -> Safe:
+    pairs = [part for word, said in WORDS for part in (tag("dt", word), tag("dd", said))]
+    return tag("dl", *pairs, class_="words")
+
+
+def notebook(summary: Summary) -> Safe:
+    """One run as a notebook shows it: no figures, and nothing that its colours could clash with."""
+    rows = [
+        tag("tr", tag("th", name, style=LEFT), tag("td", text, style=LEFT))
+        for name, text in figures(summary)
+    ]
+    title = f"{plain(summary.discipline)} on {counted(summary.workers, 'worker')}"
+    return tag("table", tag("caption", title, style=LEFT), tag("tbody", *rows))
