@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import simulator
+from benchmarks import simulator, watch
 from benchmarks.figure import Figure
 from benchmarks.local import exchange, models, straggler
 from benchmarks.machine import Others, described, machine
@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "resnet": models.resnet,
     "article": models.article,
     "prediction": models.prediction,
+    "watch": watch.watch,
 }
 # The share of the cores that others may take before the figures mean little.
 DISTURBED = 0.05

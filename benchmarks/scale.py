@@ -26,6 +26,7 @@ class Scale:
     accuracy: float = 0.97  # what a run on MNIST has to reach
     demo_rows: int | None = None  # all
     demo_epochs: int | None = None  # as many as the demo has
+    watch_epochs: int = 150  # of a run with the live page, some seconds
     workers: int = 10_000  # of the simulated cluster
     mnist: Path | None = None
 
@@ -47,5 +48,6 @@ QUICK = Scale(
     accuracy=0.5,
     demo_rows=2,
     demo_epochs=2,
+    watch_epochs=20,
     workers=1_000,
 )

@@ -14,12 +14,15 @@ The modules in the order in which a gradient meets them:
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
 - `session`, `train`, `cost`, `kept`, `run`: the front door for functions
 - `script`, `join`: the front door for scripts
+- `track`: your own callback, TensorBoard, CSV, MLflow, W&B
+- `compare`: disciplines side by side on any task, over devices and repeats
+- `watch`: the live page of a run
 - `report`, `cli`, `demo`, `doctor`: what a run cost, and the command line
 - `errors`, `spelling`: mistakes, told with their remedy
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
 
-from offbeat import codec, optim
+from offbeat import codec, optim, track
 from offbeat.choices import (
     Accumulated,
     AdaptiveDelayCompensation,
@@ -67,6 +70,7 @@ from offbeat.run import Interrupted, Run
 from offbeat.store.table import ByCount, BySize, ByWeight
 from offbeat.store.updater import Clip, Schedule
 from offbeat.task import Task
+from offbeat.track.callback import Callback
 from offbeat.train import train
 
 __version__ = "0.1.0"
@@ -87,6 +91,7 @@ __all__ = [
     "ByCount",
     "BySize",
     "ByWeight",
+    "Callback",
     "Change",
     "CheckpointError",
     "Clip",
@@ -131,5 +136,6 @@ __all__ = [
     "optim",
     "parse",
     "replay",
+    "track",
     "train",
 ]

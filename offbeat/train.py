@@ -28,6 +28,7 @@ from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, make_job
 from offbeat.store.checkpoint import RunFolder
 from offbeat.task import OptimizerFactory
+from offbeat.watch import Watch
 
 
 class TrainOptions(Options, total=False):
@@ -42,6 +43,7 @@ class TrainOptions(Options, total=False):
     threads: int | None  # of each worker; None shares the cores; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
     listeners: Sequence[Listener]  # see every record as it is written
+    watch: bool  # show the run on a page of this machine; its address is printed
     origin: dict[str, Any]  # what the run folder says of where model and data came from
 
 
@@ -82,6 +84,8 @@ def train(
     every = options.pop("evaluate_every", None)
     checkpoint_every = options.pop("checkpoint_every", None)
     listeners = options.pop("listeners", ())
+    if options.pop("watch", False):
+        listeners = (*listeners, Watch(str(discipline), virtual=engine == "sim"))
     origin = options.pop("origin", {})
     start = options.pop("start", None)
     wanted = Essentials(
@@ -103,6 +107,8 @@ def train(
             check(job, local)
             kept = Kept.open(out, resume, config, job)
             kept.recount(tally)
+            for listener in listeners:
+                listener.describe(config, tally.samples)
             rhythm = Rhythm((every or job.samples) if test is not None else None, checkpoint_every)
             crew = Crew(job, local, kept.folder, evaluator, rhythm)
             if earlier is not None:
@@ -112,6 +118,8 @@ def train(
         job.discipline.check_order()
         kept = Kept.open(out, resume, config, job)
         kept.recount(tally)
+        for listener in listeners:
+            listener.describe(config, tally.samples)
         log = kept.log()
         store = job.make_store(log)
         if earlier is not None and kept.saved is None:

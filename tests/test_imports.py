@@ -17,6 +17,7 @@ LONGEST = 400
 PURE = (
     *("errors", "spelling", "choices", "discipline", "contribution"),
     *("codec", "optim", "store", "log", "board", "lease", "pace", "cluster"),
+    *("watch.picture", "watch.state"),
 )
 NOT_PURE = ("store.checkpoint",)
 
@@ -84,7 +85,7 @@ LAYERS: dict[str, set[str]] = {
     "link.memory": {"errors", "board", "store.table"},
     "link.shared": {"lease", "contribution", "link"},
     "prefetch": {"lease", "data"},
-    "loop": {"errors", "lease", "worker", "link.base"},
+    "loop": {"errors", "lease", "contribution", "worker", "link.base"},
     "engine": set(),
     "engine.process": {"errors"},
     "engine.blame": {"errors", "engine"},
@@ -113,8 +114,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "link.direct": {"errors", "lease", "contribution", "link.base", "store.core"},
     "script": {
-        *("errors", "discipline", "codec", "data", "lease", "task", "job", "setup", "worker"),
-        *("loop", "link.base", "store.table", "store.updater", "store.core"),
+        *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
+        *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
     },
     "kept": {
         *("errors", "job", "log", "run", "setup", "report.summary"),
@@ -142,9 +143,41 @@ LAYERS: dict[str, set[str]] = {
     },
     "report": set(),
     "report.summary": {"log"},
+    "report.timeline": {"lease", "log"},
+    "report.recount": {"lease"},
+    "report.digest": {
+        *("errors", "log", "report.summary", "report.timeline", "report.recount"),
+        "store.checkpoint",
+    },
     "report.tables": {"report.summary"},
     "report.live": {"board", "log", "report.tables"},
-    "run": {"report.summary"},
+    "track": {"errors", "log", "report.summary"},
+    "watch": {"errors", "log", "lease"},
+    "report.grid": {"errors", "report.digest", "report.summary"},
+    "report.price": {"report.grid", "report.tables"},
+    "report.verdict": {"report.grid", "report.price", "report.tables"},
+    "report.drawing": {"errors"},
+    "report.figures_runs": {
+        *("report.digest", "report.drawing", "report.grid", "report.tables"),
+    },
+    "report.figures_one": {
+        *("report.digest", "report.drawing", "report.figures_runs", "report.grid"),
+        "report.tables",
+    },
+    "report.figures": {
+        *("report.drawing", "report.figures_one", "report.figures_runs", "report.grid"),
+        "report.tables",
+    },
+    "report.markup": set(),
+    "report.page_tables": {
+        *("report.drawing", "report.figures_runs", "report.grid", "report.markup"),
+        *("report.summary", "report.tables"),
+    },
+    "report.page": {
+        *("errors", "report.drawing", "report.figures", "report.grid", "report.markup"),
+        *("report.page_tables", "report.verdict"),
+    },
+    "run": {"report"},
     "setup": {
         *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.updater"),
@@ -159,7 +192,11 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "choices", "discipline", "task", "cluster", "log"),
         *("job", "setup", "session", "send", "run", "kept"),
         *("replica.objective", "replica.evaluate", "report.summary", "engine"),
-        "store.checkpoint",
+        *("store.checkpoint", "watch"),
+    },
+    "compare": {
+        *("errors", "spelling", "choices", "discipline", "task", "pace", "cluster", "log"),
+        *("setup", "train", "report", "store.checkpoint"),
     },
     "doctor": {"report.tables", "store.checkpoint"},
     "cost": {

@@ -12,13 +12,14 @@ PACKAGE = Path(offbeat.__file__).parent
 PUBLIC = [
     "ASP", "ASUP", "BMUF", "BSP", "EASGD", "SSP",
     "Accumulated", "AdaptiveDelayCompensation", "All", "AsyncLocalSGD", "Average",
-    "BatchLoss", "ByCount", "BySize", "ByWeight", "Change", "CheckpointError", "Clip", "Cluster",
+    "BatchLoss", "ByCount", "BySize", "ByWeight", "Callback", "Change", "CheckpointError", "Clip",
+    "Cluster",
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
     "Elastic", "Failure", "FedBuff", "GapAware", "Gradient", "History", "Hogwild", "InPlace",
     "Interrupted", "Inverse", "Listener", "LocalSGD", "Machine", "Member", "OffbeatError",
     "Pause", "Polynomial", "Replay", "ReplayMismatch", "Rule", "Run", "RunError", "Schedule",
     "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "join", "optim", "parse",
-    "replay", "train",
+    "replay", "track", "train",
 ]  # fmt: skip
 
 

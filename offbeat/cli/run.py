@@ -16,17 +16,20 @@ from offbeat.cli import options
 from offbeat.cli.output import INTERRUPTED, fail, print_json
 from offbeat.cli.replay import show as show_replay
 from offbeat.cli.source import described, line_in
+from offbeat.cli.trackers import trackers
 from offbeat.cluster import Cluster
 from offbeat.discipline import parse
 from offbeat.engine.crew import emulated
 from offbeat.engine.sim_script import replay_script, simulate_script
 from offbeat.errors import ConfigError, OffbeatError, RunError
 from offbeat.join import Finished, Launched
+from offbeat.log import Listener
 from offbeat.report.live import Progress
 from offbeat.report.tables import console, run_table, share
 from offbeat.run import Run
 from offbeat.script import Script, host
 from offbeat.store.checkpoint import RunFolder
+from offbeat.watch import Watch
 
 
 class Engine(StrEnum):
@@ -72,6 +75,9 @@ def run(
             rich_help_panel=options.FOLDER,
         ),
     ] = None,
+    tensorboard: options.TensorBoard = None,
+    csv: options.CSV = None,
+    watch: options.Watch = False,
     json: options.Json = False,
 ) -> None:
     """Train with a script's own loop: `with ob.join() as run`."""
@@ -86,7 +92,7 @@ def run(
     if resume:
         asked["resume"] = True
     if replay is not None:
-        if asked or engine or workers or cluster or emulate:
+        if asked or engine or workers or cluster or emulate or tensorboard or csv or watch:
             raise ConfigError("--replay takes every setting from its folder: leave the others out")
         with _script(what, Progress(), json):
             found = replay_script(what, RunFolder(replay))
@@ -100,13 +106,16 @@ def run(
         )
     if not sim and cluster is not None:
         raise ConfigError("--cluster is simulated: add --engine sim, or use --emulate TIMES")
+    others = trackers(tensorboard, csv)
+    if watch:
+        others.append(Watch(f"{sync}, {script.name}" if sync else script.name, virtual=sim))
     with Progress(f"{sync or script.name}", virtual=sim) as progress:
         if sim:
             place = _cluster(cluster, workers)
             with _script(what, progress, json):
-                result = simulate_script(what, place, asked, [progress])
+                result = simulate_script(what, place, asked, [progress, *others])
         else:
-            result = _local(what, progress, workers, emulate, asked, json)
+            result = _local(what, progress, others, workers, emulate, asked, json)
     _show(result, what, json)
 
 
@@ -122,6 +131,7 @@ def _cluster(text: str | None, workers: int | None) -> Cluster:
 def _local(
     script: Script,
     progress: Progress,
+    others: list[Listener],
     workers: int | None,
     emulate: str | None,
     asked: dict[str, Any],
@@ -131,7 +141,7 @@ def _local(
     if workers is None:
         workers = 4 if emulate is None or "," not in emulate else emulate.count(",") + 1
     least = None if emulate is None else emulated(emulate, workers)
-    launched = Launched(at_least("workers", workers, 1), asked, least, (progress,))
+    launched = Launched(at_least("workers", workers, 1), asked, least, (progress, *others))
     torch.set_num_threads(1)  # until the workers are there, who then share the cores
     mark = host.set(launched)
     try:

@@ -12,6 +12,7 @@ from offbeat.cli import options
 from offbeat.cli.options import Nonfinite
 from offbeat.cli.output import INTERRUPTED, fail, print_json
 from offbeat.cli.source import check_folder, optimizer_for, source
+from offbeat.cli.trackers import trackers
 from offbeat.cost import estimate
 from offbeat.discipline import parse
 from offbeat.errors import ConfigError
@@ -20,6 +21,7 @@ from offbeat.report.summary import Summary
 from offbeat.report.tables import console, run_table, seconds, share
 from offbeat.run import Run
 from offbeat.train import train
+from offbeat.watch import Watch
 
 
 def simulate(
@@ -41,6 +43,9 @@ def simulate(
     out: options.Out = None,
     resume: options.Resume = False,
     checkpoint_every: options.CheckpointEvery = None,
+    tensorboard: options.TensorBoard = None,
+    csv: options.CSV = None,
+    watch: options.Watch = False,
     cost_only: options.CostOnly = False,
     steps: options.Steps = None,
     model_bytes: options.ModelBytes = None,
@@ -49,7 +54,9 @@ def simulate(
     """Train on a simulated cluster: real gradients, virtual time."""
     discipline = parse(sync)
     place = _cluster(cluster, workers)
-    with Progress(f"{sync}, {len(place)} workers", virtual=True) as progress:
+    title = f"{sync}, {len(place)} workers"
+    watches = [Watch(title, virtual=True)] if watch else []
+    with Progress(title, virtual=True) as progress:
         if cost_only:
             _refuse_given(context, _TRAINING_ONLY, "has no effect with --cost-only: leave it out")
             figures = estimate(
@@ -59,7 +66,7 @@ def simulate(
                 batch_size=32 if batch_size is None else batch_size,
                 model_bytes=model_bytes or 0,
                 seed=seed,
-                listeners=[progress],
+                listeners=[progress, *watches],
             )
             progress.end()
             _show(figures, None, "cost only", json)
@@ -90,7 +97,7 @@ def simulate(
                 seed=seed,
                 out=out,
                 resume=resume,
-                listeners=[progress],
+                listeners=[progress, *trackers(tensorboard, csv), *watches],
                 origin=origin.origin,
                 shards=shards,
                 nonfinite=nonfinite.value,
@@ -107,7 +114,7 @@ def simulate(
 
 _TRAINING_ONLY = (
     *("recipe", "option", "script", "epochs", "lr", "codec", "out", "resume"),
-    *("evaluate_every", "checkpoint_every"),
+    *("evaluate_every", "checkpoint_every", "tensorboard", "csv"),
 )
 
 

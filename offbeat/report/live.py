@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.board import NOBODY, Row, State
+from offbeat.board import NOBODY, UNBOUND, Row, State, furthest_behind
 from offbeat.log import Entry, Listener, Updated
 from offbeat.report.tables import COLUMNS, console, rate, seconds, share
 
@@ -160,7 +160,9 @@ def state_of(cells: Any, worker: int) -> tuple[str, str]:
     if not cells[Row.WAITING, worker]:
         return "computing", "green"
     blocker = int(cells[Row.BLOCKER, worker])
-    if blocker == NOBODY:
+    if blocker != NOBODY and cells[Row.BINDING, blocker] == UNBOUND:
+        blocker = furthest_behind(cells)  # it has contributed since; whoever has not holds all up
+    if blocker == NOBODY or cells[Row.BINDING, blocker] == UNBOUND:
         return "waiting", "yellow"
     clock = int(cells[Row.CLOCK, blocker])
     behind = int(cells[Row.CLOCK, worker]) - clock

@@ -1,38 +1,20 @@
 """The report in a real browser: marks, no errors, no sideways scroll, usable by everybody."""
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.page import write_report
+from tests.browser import browser
 from tests.report.common import HOSTILE, cell, grid, whole
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-QUIET = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
+__all__ = ["browser"]
+
 NINE = 9  # figures of a comparison
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.fail(
-            "the report is tested in Chromium, and none was found: "
-            "install one (Debian and Ubuntu: apt install chromium) and run the tests again"
-        )
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=QUIET)
-        yield started
-        started.close()
 
 
 @dataclass
