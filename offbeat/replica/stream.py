@@ -18,7 +18,7 @@ class Stream:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self.places: dict[str, Tensor] = {}
-        self.squares: dict[str, float] = {}  # of those that have come
+        self.sums: dict[str, float] = {}  # of those that have come
         self.hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(self._take, name)
@@ -34,28 +34,27 @@ class Stream:
     def begin(self, into: Sequence[Flat]) -> None:
         """The gradients of the next step go to `into`."""
         self.places = {name: view for flat in into for name, view in flat.views.items()}
-        self.squares.clear()
+        self.sums.clear()
 
     @torch.no_grad()
     def _take(self, name: str, parameter: Tensor) -> None:
         place, gradient = self.places[name], parameter.grad
         assert gradient is not None
-        if name in self.squares:  # a batch that is computed in parts
+        if name in self.sums:  # a batch that is computed in parts
             place.add_(gradient)
         else:
             place.copy_(gradient)
         parameter.grad = None
-        flat = place.view(-1)
-        self.squares[name] = torch.dot(flat, flat).item()
+        self.sums[name] = place.sum().item()  # in the cache still, and infinite if any element is
 
     def absent(self) -> frozenset[str]:
         """The parameters that got no gradient; their places become zero."""
-        missing = [name for name in self.places if name not in self.squares]
+        missing = [name for name in self.places if name not in self.sums]
         for name in missing:
             self.places[name].zero_()
         return frozenset(missing)
 
     def finite(self) -> bool:
-        """Whether all that came is finite; only where a square overflowed, elements are asked."""
-        odd = [name for name, square in self.squares.items() if not math.isfinite(square)]
+        """Whether all that came is finite; only where a sum is not, elements are asked."""
+        odd = [name for name, total in self.sums.items() if not math.isfinite(total)]
         return all(bool(torch.isfinite(self.places[name]).all()) for name in odd)
