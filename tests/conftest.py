@@ -1,5 +1,7 @@
 """What every test shares: one thread of arithmetic, the same examples, the regenerate switch."""
 
+import signal
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -8,6 +10,9 @@ from offbeat.engine import server
 
 # Several test processes share few cores, and sums in one thread always add in the same order.
 torch.set_num_threads(1)
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every machine. A slow machine is no finding, so nothing here reads a clock.
 settings.register_profile(

@@ -47,7 +47,7 @@ class Turns:
 turns = Turns()
 
 
-def examples(count: int, local: int = 2) -> Callable[[Any], Any]:
+def examples(count: int, local: int = 1) -> Callable[[Any], Any]:
     """So many examples, and no search for a smaller one: each is one run or several.
 
     Real processes are slow to start, so that they get few of them.
