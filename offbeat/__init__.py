@@ -5,6 +5,7 @@ The modules in the order in which a gradient meets them:
 - `task`, `setup`, `job`: what is trained, checked and put together
 - `lease`, `data`, `prefetch`: which samples a worker gets, and the batches made of them
 - `replica`: batch to gradient
+- `layout`: how a replica may be split over processes, and what that would cost
 - `send`, `codec`: what goes out, and how small
 - `contribution`, `link`: what travels, and over what
 - `store`, `optim`: admit, gather, weigh, apply; checkpoints
@@ -62,6 +63,8 @@ from offbeat.discipline import (
 )
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayMismatch, RunError
 from offbeat.join import Member, join
+from offbeat.layout.explain import explain
+from offbeat.layout.value import Layout
 from offbeat.log import Listener
 from offbeat.replay import Replay, replay
 from offbeat.replica.objective import BatchLoss
@@ -113,6 +116,7 @@ __all__ = [
     "InPlace",
     "Interrupted",
     "Inverse",
+    "Layout",
     "Listener",
     "LocalSGD",
     "Machine",
@@ -132,6 +136,7 @@ __all__ = [
     "Yours",
     "codec",
     "estimate",
+    "explain",
     "join",
     "optim",
     "parse",

@@ -17,9 +17,9 @@ LONGEST = 400
 PURE = (
     *("errors", "spelling", "choices", "discipline", "contribution"),
     *("codec", "optim", "store", "log", "board", "lease", "pace", "cluster"),
-    *("watch.picture", "watch.state"),
+    *("watch.picture", "watch.state", "layout"),
 )
-NOT_PURE = ("store.checkpoint",)
+NOT_PURE = ("store.checkpoint", "layout.measure", "layout.explain")
 
 # What a pure part never touches. Time is the engine's, which may well simulate it.
 MACHINERY = (
@@ -78,6 +78,25 @@ LAYERS: dict[str, set[str]] = {
         *("store.table", "store.updater", "store.parameters", "store.core"),
     },
     "pace": {"errors", "spelling"},
+    "layout": set(),
+    "layout.value": {"errors", "spelling"},
+    "layout.tree": {"errors"},
+    "layout.blocks": {"errors", "spelling"},
+    "layout.stages": {"errors", "layout.blocks", "layout.tree"},
+    "layout.costs": set(),
+    "layout.partition": {"errors"},
+    "layout.schedule": set(),
+    "layout.plan": {
+        *("errors", "layout.value", "layout.blocks", "layout.costs"),
+        *("layout.partition", "layout.schedule"),
+    },
+    "layout.measure": {
+        *("errors", "layout.blocks", "layout.costs", "layout.stages", "layout.tree"),
+    },
+    "layout.explain": {
+        *("errors", "pace", "layout.value", "layout.blocks", "layout.costs", "layout.plan"),
+        *("layout.measure", "layout.stages", "layout.tree"),
+    },
     "cluster": {"errors", "spelling", "pace"},
     "link": set(),
     "link.base": {"lease", "contribution"},

@@ -16,10 +16,10 @@ PUBLIC = [
     "Cluster",
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
     "Elastic", "Failure", "FedBuff", "GapAware", "Gradient", "History", "Hogwild", "InPlace",
-    "Interrupted", "Inverse", "Listener", "LocalSGD", "Machine", "Member", "OffbeatError",
+    "Interrupted", "Inverse", "Layout", "Listener", "LocalSGD", "Machine", "Member", "OffbeatError",
     "Pause", "Polynomial", "Replay", "ReplayMismatch", "Rule", "Run", "RunError", "Schedule",
-    "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "join", "optim", "parse",
-    "replay", "track", "train",
+    "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "explain", "join", "optim",
+    "parse", "replay", "track", "train",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import offbeat
-from offbeat.cli import compare, demo, doctor, replay, report, run, simulate
+from offbeat.cli import compare, demo, doctor, layout, replay, report, run, simulate
 from offbeat.cli.output import EXIT_CODES, INTERRUPTED, fail
 from offbeat.errors import ConfigError, OffbeatError
 
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 for command in (
     *(demo.demo, compare.compare, report.report),
-    *(simulate.simulate, replay.replay, doctor.doctor),
+    *(simulate.simulate, replay.replay, layout.layout, doctor.doctor),
 ):
     app.command(epilog=EXIT_CODES)(command)
 # Words behind the script's name are its own, whatever they look like.

@@ -86,6 +86,9 @@ def next_character_loss(logits: Tensor, targets: Tensor) -> Tensor:
 class CharTransformer(nn.Module):
     """Logits of shape (batch, position, character); `alphabet` gives the character of a code."""
 
+    # In the order they run, for models split over processes.
+    layout_blocks = (("embed", "character", "position"), "blocks", "norm", "head")
+
     def __init__(self, alphabet: str, context: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
         self.alphabet = alphabet
@@ -102,10 +105,14 @@ class CharTransformer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, codes: Tensor) -> Tensor:
-        places = torch.arange(codes.shape[1], device=codes.device)
-        states = self.character(codes) + self.position(places)
-        logits: Tensor = self.head(self.norm(self.blocks(states)))
+        logits: Tensor = self.head(self.norm(self.blocks(self.embed(codes))))
         return logits
+
+    def embed(self, codes: Tensor) -> Tensor:
+        """What each character is and where it stands."""
+        places = torch.arange(codes.shape[1], device=codes.device)
+        states: Tensor = self.character(codes) + self.position(places)
+        return states
 
 
 class Block(nn.Module):

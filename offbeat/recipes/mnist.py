@@ -46,13 +46,20 @@ def mnist(folder: str | PathLike[str], seed: int = 0, limit: int | None = None) 
 class ConvNet(nn.Module):
     """Two convolutions, each with batch norm and pooling, then one linear layer."""
 
+    # In the order they run, for models split over processes.
+    layout_blocks = ("features", ("classify", "head"))
+
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(*_block(1, 16), *_block(16, 32))
         self.head = nn.Linear(32 * (SIDE // 4) ** 2, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(images).flatten(1))
+        return self.classify(self.features(images))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits from all channels of all places."""
+        logits: Tensor = self.head(features.flatten(1))
         return logits
 
 

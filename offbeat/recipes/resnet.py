@@ -39,6 +39,9 @@ def resnet50(classes: int = 1000, seed: int = 0, samples: int = 64, side: int = 
 class ResNet50(nn.Module):
     """The v1.5 network: 25,557,032 parameters with 1000 classes."""
 
+    # In the order they run, for models split over processes.
+    layout_blocks = ("stem", "blocks", ("classify", "head"))
+
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(
@@ -59,7 +62,10 @@ class ResNet50(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.blocks(self.stem(images))
+        return self.classify(self.blocks(self.stem(images)))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits from the mean of each channel."""
         logits: Tensor = self.head(features.mean(dim=(2, 3)))
         return logits
 

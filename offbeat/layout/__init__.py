@@ -1,0 +1,1 @@
+"""How one replica is split over processes: the value, its blocks and stages, and what it costs."""

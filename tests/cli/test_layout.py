@@ -1,0 +1,130 @@
+"""`offbeat layout`: what it prints for recipes and scripts, and its errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offbeat.cli import main
+
+Capture = pytest.CaptureFixture[str]
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import offbeat as ob
+
+
+def make():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    data = TensorDataset(torch.ones(8, 4), torch.ones(8, 4))
+    return ob.Task(model, data, nn.functional.mse_loss, batch_size=8)
+
+
+def whole_batches():
+    task = make()
+    loss = ob.BatchLoss(lambda model, batch: model(batch[0]).sum())
+    return ob.Task(task.model, task.data, loss, batch_size=8)
+
+
+def failing():
+    class Wrong(nn.Module):
+        def forward(self, value):
+            raise TypeError("my own mistake")
+
+    return ob.Task(nn.Sequential(Wrong(), Wrong()), make().data, nn.functional.mse_loss)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def answer(capsys: Capture, *words: object) -> tuple[int, str, str]:
+    code = main(["layout", *[str(word) for word in words]])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def asked(capsys: Capture, *words: object) -> Any:
+    code, out, _ = answer(capsys, "--json", *words)
+    assert code == 0, out
+    return json.loads(out)
+
+
+def test_chars_in_eighty_columns(capsys: Capture, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be " * 60)
+    options = [f"path={text}", "context=8", "width=8", "heads=2"]
+    words = [word for option in options for word in ("--option", option)]
+    code, out, err = answer(capsys, "--recipe", "chars", *words, "--layout", "pp=4,microbatches=8")
+    assert (code, err) == (0, "")
+    assert out.startswith("pp=4,microbatches=8 for chars\n")
+    for word in ("32 samples in 8 microbatches", "idle", "embed", "comes later", "4 processes"):
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_resnet_by_name(capsys: Capture) -> None:
+    words = ["--recipe", "resnet50", "--option", "side=32", "--option", "samples=4"]
+    layout = "pp=3,split=blocks.3+blocks.13,schedule=gpipe,microbatches=2,replicas=2"
+    threads = torch.get_num_threads()
+    found = asked(capsys, *words, "--batch-size", 4, "--layout", layout, "--threads", 1)
+    assert found["processes"] == 6
+    assert found["split"] == ["blocks.3", "blocks.13"]
+    assert [stage["last"] for stage in found["stages"]] == ["blocks.2", "blocks.12", "classify"]
+    weights = sum(process["memory"]["gradients"] for process in found["per_process"])
+    assert weights == 4 * 25_557_032
+    assert found["threads"] == 1
+    assert torch.get_num_threads() == threads
+    assert "batch norm sees microbatches of 2" in found["notes"][0]
+
+
+def test_speeds_links_and_memory_reach_the_prediction(capsys: Capture, script: Path) -> None:
+    words = ["--script", f"{script}:make", "--layout", "pp=2"]
+    plain = asked(capsys, *words)
+    assert len(plain["profile"]["blocks"]) == 4
+    slow = asked(capsys, *words, "--bandwidth", "10B/s")
+    assert slow["seconds"] > 10
+    tiny = asked(capsys, *words, "--speeds", "0.000001,1")
+    assert tiny["stages"][0]["blocks"] == 1
+    code, _, err = answer(capsys, *words, "--memory", "0.1kB")
+    assert code == 2
+    assert "within 100 bytes" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--layout", "pp=5"], "4 blocks, too few for 5 stages: write pp=4 or less"),
+        (["--layout", "pp=3"], "a batch of 8 does not divide into 3 microbatches"),
+        (["--layout", "pp=2,split=6"], "there is no block '6'"),
+        (["--layout", "p=2"], "unknown 'p'"),
+        (["--layout", "pp=2", "--speeds", "2:1"], "write for example 2,1,1,1"),
+        (["--layout", "pp=2", "--memory", "big"], "write for example 500MB"),
+        (["--layout", "pp=2", "--threads", "0"], "--threads must be at least 1"),
+        (["--layout", "pp=2", "--batch-size", "10"], "from 1 to the 8 samples of the data"),
+        ([], "--layout"),
+    ],
+)
+def test_mistakes(capsys: Capture, script: Path, words: list[str], told: str) -> None:
+    code, out, err = answer(capsys, "--script", f"{script}:make", *words)
+    assert (code, out) == (2, "")
+    assert told in err
+
+
+def test_mistakes_of_scripts(capsys: Capture, script: Path) -> None:
+    layout = ["--layout", "pp=2"]
+    code, _, err = answer(capsys, "--script", f"{script}:whole_batches", *layout)
+    assert code == 2
+    assert "use ob.explain(layout, model, sample)" in err
+    code, _, err = answer(capsys, "--script", f"{script}:failing", "--batch-size", "4", *layout)
+    assert code == 3
+    assert "mine.py line" in err
+    assert "my own mistake" in err
