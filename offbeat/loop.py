@@ -57,12 +57,16 @@ class Loop:
     def computed(self) -> None:
         """The step is done: send, wait and pull as the discipline has it."""
         self.cycle.computed()
+        done = time.perf_counter()
+        if self.cycle.flying and self.cycle.action is Action.PULL:
+            self._pull()  # the answer came while this step was computed
+        pulled = time.perf_counter() - done
         if self.cycle.action is Action.PUSH:
             self.ready = self._contribution()  # part of the step, so within its least time
         missing = self.least - (time.perf_counter() - self.began)
         if missing > 0:
             NEVER.wait(missing)
-        self.timing.compute += time.perf_counter() - self.began
+        self.timing.compute += time.perf_counter() - self.began - pulled
         self._exchange()
 
     def _contribution(self) -> Contribution:

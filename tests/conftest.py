@@ -1,6 +1,9 @@
 """What every test shares: one thread of arithmetic, the same examples, the regenerate switch."""
 
+import shutil
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -44,3 +47,29 @@ def regenerate(request: pytest.FixtureRequest) -> bool:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """With little patience a slow machine makes workers look silent; no run ends because of it."""
     monkeypatch.setattr(server, "IN_VAIN", 1_000_000)
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Without a sandbox, which needs rights that a container does not give, and without its own errands.
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real browser, for the tests of pages."""
+    from playwright.sync_api import expect, sync_playwright  # only they need it
+
+    expect.set_options(timeout=60_000)  # milliseconds; a slow machine is no finding
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail(
+            "pages are tested in Chromium, and none was found: install it with make browser, "
+            "or by hand (Debian and Ubuntu: apt install chromium)"
+        )
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield started
+        started.close()

@@ -77,7 +77,9 @@ def small_step(sync: str, epochs: int) -> dict[str, Any]:
     return {"seconds": mean_step(steps.times)}
 
 
-def straggler(sync: str, emulate: list[float], batch: int, samples: float) -> dict[str, Any]:
+def straggler(
+    sync: str, emulate: list[float], batch: int, samples: float, overlap: bool = False
+) -> dict[str, Any]:
     """Samples/s and start-up of workers whose steps take at least their emulated seconds.
 
     Start-up is from the call, in a process that has torch and the model at hand, until the last
@@ -94,6 +96,7 @@ def straggler(sync: str, emulate: list[float], batch: int, samples: float) -> di
         workers=len(emulate),
         threads=1,
         emulate=emulate,
+        overlap=overlap,
         batch_size=batch,
         epochs=max(1, ceil(samples / len(data))),
         checkpoint_every=NEVER,

@@ -64,12 +64,13 @@ def straggler(scale: Scale) -> list[Figure]:
     """Four workers of 20 ms, one of them four times slower: samples/s and start-up."""
     best = ideal(STRAGGLER, BATCH)
     lock_step = BATCH * len(STRAGGLER) / max(STRAGGLER)
-    asp, bsp, wild = [], [], []
+    asp, over, bsp, wild = [], [], [], []
     for _ in range(scale.launches):
         wild.append(_hogwild(scale))
         asp.append(_launch("asp", best * scale.window))
+        over.append(_launch("asp", best * scale.window, overlap=True))
         bsp.append(_launch("bsp", lock_step * scale.window))
-    free, locked = (median(run["per_second"] for run in runs) for runs in (asp, bsp))
+    free, ahead, locked = (median(run["per_second"] for run in runs) for runs in (asp, over, bsp))
     peer_ddp = measured("DDP", "samples/s", lambda: ddp.straggler(seconds=scale.window).median)
     peer_ray = measured(
         "Ray actors, async",
@@ -77,12 +78,14 @@ def straggler(scale: Scale) -> list[Figure]:
         lambda: ray_server.straggler(seconds=scale.window, repeats=1).median,
     )
     looks = [(run, other) for run, other in zip(asp, wild, strict=True) if isinstance(other, Rate)]
+    more = [(run, other) for run, other in zip(over, wild, strict=True) if isinstance(other, Rate)]
     failed = next((other for other in wild if isinstance(other, str)), "")
     rates = [other.median for _, other in looks]
     starts = [other.start_up[0] for _, other in looks]
     peer_wild = Peer("torch Hogwild", median(rates) if rates else None, "samples/s", failed)
     peer_start = Peer("torch Hogwild", median(starts) if starts else None, "s", failed)
     mine = Peer("ASP", free, "samples/s")
+    early = Peer("ASP, overlap=True", ahead, "samples/s")
     what = "4 workers of 20 ms, one 4 x slower"
     later = [run["start_up"] - other.start_up[0] for run, other in looks]
     return [
@@ -94,6 +97,13 @@ def straggler(scale: Scale) -> list[Figure]:
             peers=(mine, peer_ray),
         ),
         Figure(
+            f"{what}: ASP with overlap over the ideal",
+            ahead / best,
+            "x",
+            at_least=0.95,
+            peers=(early,),
+        ),
+        Figure(
             f"{what}: ASP over DDP", _over(free, peer_ddp), "x", at_least=3, peers=(mine, peer_ddp)
         ),
         Figure(
@@ -102,6 +112,13 @@ def straggler(scale: Scale) -> list[Figure]:
             "x",
             at_least=1,
             peers=(mine, peer_wild),
+        ),
+        Figure(
+            f"{what}: ASP with overlap over torch's Hogwild pattern",
+            median(run["per_second"] / other.median for run, other in more) if more else None,
+            "x",
+            at_least=1,
+            peers=(early, peer_wild),
         ),
         Figure(
             f"{what}: BSP over DDP",
@@ -127,8 +144,9 @@ def _hogwild(scale: Scale) -> Rate | str:
         return f"failed: {failed}"
 
 
-def _launch(sync: str, samples: float) -> dict[str, Any]:
+def _launch(sync: str, samples: float, overlap: bool = False) -> dict[str, Any]:
     arguments = {"sync": sync, "emulate": STRAGGLER, "batch": BATCH, "samples": samples}
+    arguments["overlap"] = overlap
     return alone("local.runs:straggler", arguments)
 
 

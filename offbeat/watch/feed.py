@@ -20,7 +20,7 @@ from offbeat.watch.state import RunState
 
 EVERY = 0.25  # real seconds between two pictures
 SHARE = 250  # times as long as it takes to draw one, at least: thousands of workers take a while
-AT_THE_END = 2.0  # seconds that open pages have to take the last picture
+AT_THE_END = 5.0  # seconds that open pages have to take the last picture
 PROGRAM = Path(__file__).with_name("serve.py")
 NEEDED = ("starlette", "uvicorn")
 

@@ -9,10 +9,7 @@ from playwright.sync_api import Browser, Page
 
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.page import write_report
-from tests.browser import browser
 from tests.report.common import HOSTILE, cell, grid, whole
-
-__all__ = ["browser"]
 
 NINE = 9  # figures of a comparison
 
