@@ -24,7 +24,7 @@ SAMPLES = 30  # with batches of 4 the last one of an epoch is short
 
 
 @pytest.mark.parametrize("name", NAMES)
-@examples(12)
+@examples(9)
 @given(cluster=clusters(faults=True), seed=seeds, codec=st.sampled_from(CODECS))
 def test_every_sample_once_per_epoch(engine, name, cluster, seed, codec):
     seen = Records()

@@ -36,7 +36,7 @@ def normed() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@examples(7)
+@examples(5)
 @given(cluster=clusters(faults=True), seed=seeds, codec=st.sampled_from(CODECS), data=st.data())
 def test_replay_is_the_run_at_every_version(engine, name, cluster, seed, codec, data):
     what = problem(data.draw(st.sampled_from([normed, lambda: nn.Linear(3, 2)])), samples=26)

@@ -76,7 +76,7 @@ def _stop_and_resume(engine: str, stops: list[int], out: Path, *args: Any, **opt
 
 
 @pytest.mark.parametrize("name", NAMES)
-@examples(4, local=1)
+@examples(3, local=1)
 @given(
     cluster=clusters(faults=True),
     seed=seeds,

@@ -21,7 +21,7 @@ from offbeat.link import memory
 from offbeat.log import EpochDone, Evaluated, Joined, Lost, Updated
 from offbeat.store import checkpoint
 from offbeat.store.checkpoint import RunFolder
-from tests.contract.common import NAMES, Stop, StopAfter, named, problem, run, scratch
+from tests.contract.common import Stop, StopAfter, named, problem, run, scratch
 from tests.engine.common import (
     PATIENCE,
     Gate,
@@ -60,7 +60,7 @@ def out() -> Iterator[Path]:
 # ---------------------------------------------------------------- workers
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*KINDS, "fedbuff", "async-local", "asup", "bsp-backup"])
 def test_a_worker_is_killed_and_then_the_server(gate, out, name):
     steps = [
         after(2),
