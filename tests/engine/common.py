@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import offbeat as ob
-from offbeat.log import Admitted, Joined, Record, Updated, read
+from offbeat.log import Admitted, Dropped, Joined, Record, Updated, read
 from tests.contract.common import Problem, problem, recount, run
 
 PATIENCE = 0.5  # for runs in which somebody is stopped; a kill is noticed without it
@@ -118,11 +118,12 @@ def seen(kind: type[Record], worker: int | None = None) -> Step:
 
 
 def contributed(worker: int, incarnation: int) -> Step:
-    """Done when that incarnation of a worker, or a later one, has contributed."""
+    """Done when that incarnation of a worker, or a later one, has contributed, in time or not."""
 
     def step(record: Record) -> bool:
         sent: list[Any] = record.parts if isinstance(record, Updated) else []
         sent = [record] if isinstance(record, Admitted) else sent
+        sent = [record.part] if isinstance(record, Dropped) else sent
         return any(s.worker == worker and s.incarnation >= incarnation for s in sent)
 
     return step
