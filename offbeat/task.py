@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from offbeat.errors import ConfigError
+
 # A factory of an ordinary PyTorch optimiser: it takes parameters or parameter groups.
 OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
@@ -23,3 +25,14 @@ class Task:
     test: Dataset[Any] | None = None
     optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.1)
     batch_size: int = 32
+
+    def optimizer_at(self, lr: float | None) -> OptimizerFactory:
+        """The optimiser with the rate `lr`, or as it is."""
+        if lr is None:
+            return self.optimizer
+        if not isinstance(self.optimizer, partial):
+            raise ConfigError(
+                "--lr cannot reach into the task's optimizer: set the rate there, or write "
+                "optimizer=partial(torch.optim.SGD, lr=0.1) so that --lr can replace it"
+            )
+        return partial(self.optimizer, lr=lr)

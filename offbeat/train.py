@@ -105,21 +105,19 @@ def train(
         tally = Tally(job.workers)
         if local is not None:
             check(job, local)
-            kept = Kept.open(out, resume, config, job)
-            kept.recount(tally)
-            for listener in listeners:
-                listener.describe(config, tally.samples)
+        else:
+            job.discipline.check_order()
+        kept = Kept.open(out, resume, config, job)
+        kept.recount(tally)
+        for listener in listeners:
+            listener.describe(config, tally.samples)
+        if local is not None:
             rhythm = Rhythm((every or job.samples) if test is not None else None, checkpoint_every)
             crew = Crew(job, local, kept.folder, evaluator, rhythm)
             if earlier is not None:
                 kept.begin_with(crew.store, earlier)  # now, to find what does not fit
                 crew.begin = partial(kept.begin_with, earlier=earlier)
             return run_local(crew, kept, tally, listeners)
-        job.discipline.check_order()
-        kept = Kept.open(out, resume, config, job)
-        kept.recount(tally)
-        for listener in listeners:
-            listener.describe(config, tally.samples)
         log = kept.log()
         store = job.make_store(log)
         if earlier is not None and kept.saved is None:

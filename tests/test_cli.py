@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import offbeat as ob
-from offbeat.cli import main
 from offbeat.recipes import recipe
+from tests.cli.common import answers
 
 TASK = """
 import torch
@@ -86,10 +86,7 @@ def script(tmp_path: Path) -> Path:
 Capture = pytest.CaptureFixture[str]
 
 
-def answer(capsys: Capture, *words: object) -> tuple[int, str, str]:
-    code = main([str(word) for word in words])
-    out, err = capsys.readouterr()
-    return code, out, err
+answer = answers()
 
 
 def asked(capsys: Capture, *words: object) -> tuple[int, Any]:

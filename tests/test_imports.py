@@ -36,7 +36,7 @@ DOWNSTREAM = ("engine", "link", "replay", "train", "join", "report", "cli", "")
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "spelling": {"errors"},
-    "task": set(),
+    "task": {"errors"},
     "recipes": {"errors", "spelling", "task"},
     "choices": {"errors", "spelling"},
     "discipline": {"errors", "spelling", "choices"},

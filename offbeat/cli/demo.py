@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from rich.live import Live
 
 from offbeat import demo as demonstration
 from offbeat.cli import options
+from offbeat.cli.options import Engine
 from offbeat.cli.output import print_json
 from offbeat.demo import TARGET, USUAL, Result
 from offbeat.log import Entry, Listener
@@ -26,11 +26,6 @@ from offbeat.report.tables import (
     seconds,
     share,
 )
-
-
-class Engine(StrEnum):
-    LOCAL = "local"
-    SIM = "sim"
 
 
 def demo(

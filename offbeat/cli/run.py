@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,6 +12,7 @@ import typer
 
 from offbeat.choices import at_least
 from offbeat.cli import options
+from offbeat.cli.options import Engine
 from offbeat.cli.output import INTERRUPTED, fail, print_json
 from offbeat.cli.replay import show as show_replay
 from offbeat.cli.source import described, line_in
@@ -30,11 +30,6 @@ from offbeat.run import Run
 from offbeat.script import Script, host
 from offbeat.store.checkpoint import RunFolder
 from offbeat.watch import Watch
-
-
-class Engine(StrEnum):
-    LOCAL = "local"
-    SIM = "sim"
 
 
 def _training(help: str, **more: Any) -> Any:

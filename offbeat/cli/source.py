@@ -6,7 +6,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -251,14 +250,7 @@ def optimizer_for(
                 f"write --sync '{_with_rate(sync, lr)}'"
             )
         return None
-    if lr is None:
-        return task.optimizer
-    if not isinstance(task.optimizer, partial):
-        raise ConfigError(
-            "--lr cannot reach into the script's optimizer: set the rate there, or write "
-            "optimizer=partial(torch.optim.SGD, lr=0.1) so that --lr can replace it"
-        )
-    return partial(task.optimizer, lr=lr)
+    return task.optimizer_at(lr)
 
 
 def _with_rate(sync: str, lr: float) -> str:

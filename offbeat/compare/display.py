@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -42,18 +41,8 @@ class Display(Progress, Watcher):
         self.cells, self.ended = len(work) + kept, kept
         if kept:
             self.say(f"{kept} of {self.cells} cells are there already")
-        if self.console.is_terminal and work:
-            # Standard output is left alone: forked workers would print through this display.
-            self.live = Live(
-                console=self.console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self.live.start()
-            # A process that is killed cannot show the cursor again, so it is never hidden.
-            self.console.show_cursor(True)
+        if work:
+            self.open()
 
     def starts(self, point: Point) -> None:
         self.point, self.began, self.store = point, time.monotonic(), None

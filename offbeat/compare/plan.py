@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from offbeat.choices import at_least
@@ -134,15 +133,7 @@ class Plan:
         """The task's optimiser at the plan's rate; None where the discipline brings its rule."""
         if parse(name).brings_rule:
             return None
-        rate = self.rate(name)
-        if rate is None:
-            return task.optimizer
-        if not isinstance(task.optimizer, partial):
-            raise ConfigError(
-                "--lr cannot reach into the task's optimizer: set the rate there, or write "
-                "optimizer=partial(torch.optim.SGD, lr=0.1) so that --lr can replace it"
-            )
-        return partial(task.optimizer, lr=rate)
+        return task.optimizer_at(self.rate(name))
 
     # ------------------------------------------------------------ with a task
 

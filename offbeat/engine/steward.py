@@ -1,5 +1,6 @@
 """What happens around the server's packets: the log goes out, tests are made, checkpoints saved."""
 
+import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -80,7 +81,7 @@ class Steward:
             else:  # the launcher is gone, and with it the purpose
                 raise SystemExit
 
-        self.server.selector.register(wire, 1, order)
+        self.server.selector.register(wire, selectors.EVENT_READ, order)
 
     def _connect(self, number: int, wire: socket.socket) -> None:
         if number != TESTER:
@@ -90,7 +91,7 @@ class Steward:
             self.server.selector.unregister(self.tester)
             self.tester.close()
         self.tester = wire
-        self.server.selector.register(wire, 1, partial(self._test_done, wire))
+        self.server.selector.register(wire, selectors.EVENT_READ, partial(self._test_done, wire))
         if self.testing is not None:  # its predecessor died over it
             self._ask_tester()
 

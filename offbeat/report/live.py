@@ -47,6 +47,10 @@ class Progress(Listener):
         self.store, self.samples = store, samples
         self.staleness = [0] * store.cells.shape[1]
         self.due = time.monotonic() + self.interval
+        self.open()
+
+    def open(self) -> None:
+        """Take a part of the terminal, if there is one."""
         if self.console.is_terminal:
             # Standard output is left alone: forked workers would print through this display.
             self.live = Live(

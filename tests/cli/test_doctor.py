@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from offbeat.cli import doctor, main
+from offbeat.cli import doctor
 from offbeat.doctor import Host
+from tests.cli.common import answers
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 Capture = pytest.CaptureFixture[str]
@@ -45,10 +46,7 @@ def on(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
     monkeypatch.setattr(doctor, "try_fork", lambda threads: "")
 
 
-def answer(capsys: Capture, *words: object) -> tuple[int, str, str]:
-    code = main(["doctor", *map(str, words)])
-    out, err = capsys.readouterr()
-    return code, out, err
+answer = answers("doctor")
 
 
 def asked(capsys: Capture, *words: object) -> tuple[int, Any]:

@@ -1,13 +1,11 @@
 """`offbeat layout`: what it prints for recipes and scripts, and its errors."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from offbeat.cli import main
+from tests.cli.common import answers, objects
 
 Capture = pytest.CaptureFixture[str]
 
@@ -46,16 +44,8 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def answer(capsys: Capture, *words: object) -> tuple[int, str, str]:
-    code = main(["layout", *[str(word) for word in words]])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def asked(capsys: Capture, *words: object) -> Any:
-    code, out, _ = answer(capsys, "--json", *words)
-    assert code == 0, out
-    return json.loads(out)
+answer = answers("layout")
+asked = objects(answer)
 
 
 def test_chars_in_eighty_columns(capsys: Capture, tmp_path: Path) -> None:

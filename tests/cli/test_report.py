@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.cli import main
+from tests.cli.common import answers, objects
 
 Capture = pytest.CaptureFixture[str]
 
@@ -44,16 +44,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def answer(capsys: Capture, *words: object) -> tuple[int, str, str]:
-    code = main(["report", *[str(word) for word in words]])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def asked(capsys: Capture, *words: object) -> Any:
-    code, out, _ = answer(capsys, "--json", *words)
-    assert code == 0, out
-    return json.loads(out)
+answer = answers("report")
+asked = objects(answer)
 
 
 def test_several_runs_side_by_side(capsys: Capture, runs: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from offbeat.engine import local_script
 from offbeat.engine.alone import AloneSeat
 from offbeat.engine.sim_script import simulate_script
 from offbeat.script import Script, Wanted
+from tests.cli.common import answers
 
 SCRIPT = """
 import sys
@@ -54,10 +55,7 @@ def changed(script: Path, old: str, new: str) -> int:
     return text[: text.index(old)].count("\n") + 1
 
 
-def answer(capsys: Capture, *words: object) -> tuple[int, str, str]:
-    code = main(["run", *[str(word) for word in words]])
-    out, err = capsys.readouterr()
-    return code, out, err
+answer = answers("run")
 
 
 def asked(capsys: Capture, *words: object) -> tuple[int, Any]:
