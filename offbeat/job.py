@@ -13,14 +13,19 @@ from offbeat.codec import Codec
 from offbeat.data import Reader
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
+from offbeat.layout.cut import Cut
 from offbeat.lease import Leases
+from offbeat.link.mesh import alone
 from offbeat.log import Log
 from offbeat.replica.objective import Loss
+from offbeat.replica.part import ALL, Part, Seat
+from offbeat.replica.split import PartReplica
 from offbeat.replica.whole import OwnReplica, Replica, TakenReplica
-from offbeat.send import ChangeSender, make_sender
+from offbeat.send import ChangeSender, Outs, Sender, make_sender
 from offbeat.store.core import Store
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import BySize, Flat, Placement, total_bytes
+from offbeat.store.table import BySize, Flat, Placement, parameter_entries, total_bytes
+from offbeat.store.table import place as place_tables
 from offbeat.store.updater import Recipe
 from offbeat.worker import GhostWorker, NumberWorker, Worker
 
@@ -56,6 +61,7 @@ class Numbers:
     placement: Placement = field(default_factory=BySize)
     policies: Mapping[str, Any] = field(default_factory=dict)
     accumulate: int = 1
+    cut: Cut | None = None  # how each replica is split, if it is
 
 
 @dataclass(frozen=True)
@@ -128,22 +134,43 @@ class Job:
         place = place or Place()
         kind = Replica if not place.alone else TakenReplica
         kind = kind if place.model is None else OwnReplica
-        replica = kind(
-            numbers.model if place.model is None else place.model,
-            parameters.tables,
-            place.reader or numbers.reader,
-            numbers.loss,
-            numbers.accumulate,
-            place.parameters,
-        )
-        sender = make_sender(store.discipline, replica, self.codec, numbers.local_rule, place.out)
-        return NumberWorker(
-            number,
-            incarnation,
-            sender,
-            parameters.buffers,
-            skip_nonfinite=self.nonfinite == "skip",
-        )
+        if numbers.cut is not None:
+            replica: Replica = self.make_part(
+                Seat(numbers.cut, ALL, alone(), numbers.reader, numbers.loss), place.parameters
+            )
+        else:
+            replica = kind(
+                numbers.model if place.model is None else place.model,
+                parameters.tables,
+                place.reader or numbers.reader,
+                numbers.loss,
+                numbers.accumulate,
+                place.parameters,
+            )
+        return self.worker_of(store, number, incarnation, self.make_sender(replica, place.out))
+
+    def make_part(self, seat: Seat, flats: Sequence[Flat] | None = None) -> PartReplica:
+        """The part of a split replica that sits on `seat`; `flats` are its own."""
+        assert isinstance(self.content, Numbers)
+        numbers = self.content
+        part = Part(numbers.model, seat)
+        tables = place_tables(parameter_entries(numbers.model), numbers.placement)
+        mine = [tables[number] for number in seat.cut.tables_of(part.numbers)]
+        return PartReplica(part, mine, flats)
+
+    def make_sender(self, replica: Replica, out: Outs = None) -> Sender:
+        """What sends as the discipline asks, over a replica or a part of one."""
+        assert isinstance(self.content, Numbers)
+        filled = self.discipline.for_workers(self.workers)
+        return make_sender(filled, replica, self.codec, self.content.local_rule, out)
+
+    def worker_of(
+        self, store: Store, number: int, incarnation: int, sender: Sender
+    ) -> NumberWorker:
+        """A worker around a sender."""
+        assert store.parameters is not None
+        skips = self.nonfinite == "skip"
+        return NumberWorker(number, incarnation, sender, store.parameters.buffers, skips)
 
     def push_bytes(self, store: Store) -> int:
         """Bytes of one contribution without updater state, known before it is computed."""

@@ -113,6 +113,7 @@ def _job(
 ) -> Job:
     for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "shards"):
         options.setdefault(key, config[key])
+    options.setdefault("layout", config.get("layout"))
     wanted = Essentials(
         *code,
         config["discipline"],

@@ -19,10 +19,21 @@ from offbeat.data import Collate, Reader
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.job import Job, Numbers
+from offbeat.layout.cut import Cut
+from offbeat.layout.settle import Around, settle
+from offbeat.layout.value import Layout
 from offbeat.replica import objective
-from offbeat.replica.objective import Loss
+from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.spelling import nearest
-from offbeat.store.table import ByCount, BySize, ByWeight, Placement, fingerprint, total_bytes
+from offbeat.store.table import (
+    ByCount,
+    BySize,
+    ByWeight,
+    Placement,
+    Staged,
+    fingerprint,
+    total_bytes,
+)
 from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
 from offbeat.task import OptimizerFactory
 
@@ -44,6 +55,7 @@ class Options(TypedDict, total=False):
     shuffle: bool
     nonfinite: Literal["stop", "skip"]
     hash_every: int | None  # versions between two hashes in the log; None: more for large models
+    layout: Layout | str | None  # how each replica is split over processes: "pp=2"
 
 
 @dataclass(frozen=True)
@@ -82,15 +94,17 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     accumulate = at_least("accumulate", options.get("accumulate", 1), 1)
     collate, shuffle = options.get("collate"), options.get("shuffle", True)
     reader = Reader(wanted.data, wanted.seed, shuffle, collate)
+    cut = _cut(wanted, options, model, reader)
     job = Job(
         Numbers(
             model,
             reader,
             wanted.loss or _unknown,
             *_rules(filled, wanted.optimizer, model, options),
-            _placement(options.get("shards", 1)),
+            _placement(options.get("shards", 1)) if cut is None else Staged(cut.groups()),
             options.get("policies", {}),
             accumulate,
+            cut,
         ),
         discipline,
         wanted.workers,
@@ -105,6 +119,32 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     if wanted.loss is not None:
         objective.check(model, reader, wanted.loss, min(wanted.batch_size, len(reader)))
     return job
+
+
+def _cut(
+    wanted: Essentials, options: Mapping[str, Any], model: nn.Module, reader: Reader
+) -> Cut | None:
+    layout = options.get("layout")
+    if layout is None:
+        return None
+    clip = options.get("clip")
+    around = Around(
+        as_discipline(wanted.discipline),
+        wanted.batch_size,
+        options.get("accumulate", 1),
+        isinstance(wanted.loss, BatchLoss),
+        options.get("codec") is not None,
+        clip is not None and clip.norm is not None,
+        wanted.optimizer,
+    )
+    return settle(layout, model, around, partial(_inputs, reader, wanted.batch_size))
+
+
+def _inputs(reader: Reader, count: int) -> Any:
+    batch = objective.first_batch(reader, count)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigError("a layout needs batches of (inputs, target): pass collate=")
+    return batch[0]
 
 
 def _unknown(*_: Any) -> torch.Tensor:
@@ -189,6 +229,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "schedule": _describe_schedule(numbers),
         "clip": _clip_text(numbers),
         "policies": dict(numbers.policies),
+        "layout": None if numbers.cut is None else str(numbers.cut.layout),
         "model": fingerprint(numbers.model),
         "samples": len(numbers.reader),
     }

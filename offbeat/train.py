@@ -19,6 +19,7 @@ from offbeat.engine.steward import Rhythm
 from offbeat.errors import ConfigError
 from offbeat.job import Job
 from offbeat.kept import Kept
+from offbeat.layout.value import Layout, as_layout
 from offbeat.log import Listener
 from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.objective import Loss
@@ -79,6 +80,7 @@ def train(
             "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
             "to slow down real workers"
         )
+    workers = _replicas(options.get("layout"), workers)
     local = _local(options, engine, workers)
     simulated = _cluster(cluster, workers)
     every = options.pop("evaluate_every", None)
@@ -128,6 +130,18 @@ def train(
         log.listeners += [tally, *listeners]
         with log.followed(store, job.samples * job.epochs):
             return _simulate(job, simulated, session, kept, tally)
+
+
+def _replicas(layout: Layout | str | None, workers: int | None) -> int | None:
+    """A worker is a replica, and a layout may say how many there are."""
+    if layout is None:
+        return workers
+    replicas = as_layout(layout).replicas
+    if workers is not None and replicas not in (1, workers):
+        raise ConfigError(
+            f"workers={workers}, but the layout has replicas={replicas}: leave one of them out"
+        )
+    return replicas if workers is None else workers
 
 
 def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | None:

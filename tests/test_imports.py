@@ -19,7 +19,7 @@ PURE = (
     *("codec", "optim", "store", "log", "board", "lease", "pace", "cluster"),
     *("watch.picture", "watch.state", "layout"),
 )
-NOT_PURE = ("store.checkpoint", "layout.measure", "layout.explain")
+NOT_PURE = ("store.checkpoint", "layout.measure", "layout.explain", "layout.settle")
 
 # What a pure part never touches. Time is the engine's, which may well simulate it.
 MACHINERY = (
@@ -54,6 +54,14 @@ LAYERS: dict[str, set[str]] = {
     "replica.stream": {"store.table"},
     "replica.whole": {"lease", "data", "store.table", "replica.objective", "replica.stream"},
     "replica.evaluate": {"errors", "data", "replica.objective"},
+    "replica.passes": {"layout.tree"},
+    "replica.part": {
+        *("lease", "data", "link.mesh", "replica.objective", "replica.passes"),
+        *("layout.cut", "layout.schedule", "layout.stages", "layout.tree"),
+    },
+    "replica.split": {
+        *("lease", "store.table", "replica.part", "replica.stream", "replica.whole"),
+    },
     "store.updater": {"errors", "choices", "discipline", "optim", "task", "store.table"},
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
@@ -74,7 +82,8 @@ LAYERS: dict[str, set[str]] = {
     "job": {
         "board",
         *("errors", "choices", "discipline", "lease", "data", "codec", "log", "send", "worker"),
-        *("replica.objective", "replica.whole"),
+        *("replica.objective", "replica.whole", "replica.part", "replica.split"),
+        *("layout.cut", "link.mesh"),
         *("store.table", "store.updater", "store.parameters", "store.core"),
     },
     "pace": {"errors", "spelling"},
@@ -83,6 +92,8 @@ LAYERS: dict[str, set[str]] = {
     "layout.tree": {"errors"},
     "layout.blocks": {"errors", "spelling"},
     "layout.stages": {"errors", "layout.blocks", "layout.tree"},
+    "layout.cut": {"layout.blocks", "layout.stages", "layout.value"},
+    "layout.settle": {"errors", "choices", "discipline", "layout"},
     "layout.costs": set(),
     "layout.partition": {"errors"},
     "layout.schedule": set(),
@@ -103,6 +114,7 @@ LAYERS: dict[str, set[str]] = {
     "link.messages": {"lease", "log"},
     "link.memory": {"errors", "board", "store.table"},
     "link.shared": {"lease", "contribution", "link"},
+    "link.mesh": {"errors"},
     "prefetch": {"lease", "data"},
     "loop": {"errors", "lease", "contribution", "worker", "link.base"},
     "engine": set(),
@@ -116,6 +128,10 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "board", "lease", "contribution", "link", "store.core", "store.table"),
     },
     "engine.keep": {"link.memory"},
+    "engine.team": {
+        *("errors", "choices", "contribution", "lease", "job", "send", "worker", "store"),
+        *("layout.cut", "link", "replica.part", "replica.split", "engine"),
+    },
     "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
@@ -199,7 +215,7 @@ LAYERS: dict[str, set[str]] = {
     "run": {"report"},
     "setup": {
         *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
-        *("replica", "send", "job", "store.table", "store.updater"),
+        *("replica", "send", "job", "store.table", "store.updater", "layout"),
     },
     "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint"},
     "replay": {
@@ -211,7 +227,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "choices", "discipline", "task", "cluster", "log"),
         *("job", "setup", "session", "send", "run", "kept"),
         *("replica.objective", "replica.evaluate", "report.summary", "engine"),
-        *("store.checkpoint", "watch"),
+        *("store.checkpoint", "watch", "layout.value"),
     },
     "compare": {
         *("errors", "spelling", "choices", "discipline", "task", "pace", "cluster", "log"),

@@ -19,6 +19,7 @@ from offbeat.engine.orders import TESTER, Outbox, Tested, encode
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
+from offbeat.engine.team import SplitReplica
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job, Numbers, Place
 from offbeat.link.memory import Plan, Shared
@@ -75,7 +76,14 @@ class Local:
             return self.threads
         if total_bytes(job.content.model.parameters()) < SMALL:
             return 1
-        return max(1, len(os.sched_getaffinity(0)) // job.workers)
+        return max(1, len(os.sched_getaffinity(0)) // processes_of(job))
+
+
+def processes_of(job: Job) -> int:
+    """The processes of all workers; a split replica has several."""
+    assert isinstance(job.content, Numbers)
+    cut = job.content.cut
+    return job.workers * (1 if cut is None else cut.layout.pp * cut.layout.tp)
 
 
 def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, ...]:
@@ -107,6 +115,8 @@ class Crew:
         self.content, self.rhythm, self.workers = job.content, rhythm, job.workers
         self.patience: float | None = local.patience
         self.reads_ahead = local.prefetch
+        if job.content.cut is not None:
+            self.reads_ahead = False  # each process of a replica reads for itself
         if self.reads_ahead is None:
             whole = job.content.accumulate == 1
             self.reads_ahead = whole and worth_it(job.content.reader, job.batch_size)
@@ -200,8 +210,14 @@ class Crew:
         """A worker's place; `make` makes another kind of worker."""
         local = self.local
         least = local.emulate[number] if local.emulate else 0.0
-        reader = Prefetcher(self.content.reader) if self.reads_ahead else None
         slot = self.shared.slots[number]
+        if self.content.cut is not None:
+            split = SplitReplica(self.job, self.content.cut, slot, self.buffers, least)
+            team = split.team(number, wire, self.threads(number))
+            habits = Habits(self.store.discipline, self.job.seed, 0.0, local.overlap)
+            build = partial(split.make, team, self.store, number)
+            return Station(wire, slot, habits, build, None, team.leave)
+        reader = Prefetcher(self.content.reader) if self.reads_ahead else None
         habits = Habits(self.store.discipline, self.job.seed, least, local.overlap)
         return Station(wire, slot, habits, partial(make or self._make, self.store, number), reader)
 

@@ -38,8 +38,10 @@ class Station:
         habits: Habits,
         make: Callable[[int, Place], Worker],
         reader: Prefetcher | None = None,
+        leave: Callable[[], dict[str, float]] = dict,
     ):
-        self.habits, self.make, self.reader = habits, make, reader
+        """`leave` ends the other processes of the replica, and tells what they came to."""
+        self.habits, self.make, self.reader, self.leave = habits, make, reader, leave
         own = isinstance(habits.discipline.send, Elastic)  # its parameters are not what it pulls
         self.link = SharedLink(wire, slot, centre=own)
         mine = None if own else slot.incoming[0]
@@ -82,4 +84,4 @@ class Station:
                 figures["exchange_hidden"] = self.loop.hidden / self.loop.flying
         if self.reader is not None:
             figures |= self.reader.figures()
-        self.link.bye(figures)
+        self.link.bye(figures | self.leave())

@@ -33,7 +33,7 @@ def cost(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
 def check(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> None:
     """Try one batch without touching model or random state; a misfit becomes a clear error."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        batch = _first_batch(reader, batch_size)
+        batch = first_batch(reader, batch_size)
         before = {name: buffer.clone() for name, buffer in model.named_buffers()}
         try:
             _check_loss(_try(model, batch, loss))
@@ -42,7 +42,8 @@ def check(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> None
                 buffer.copy_(before[name])
 
 
-def _first_batch(reader: Reader, batch_size: int) -> Any:
+def first_batch(reader: Reader, batch_size: int) -> Any:
+    """A batch as a worker would read it, to try things on."""
     try:
         return reader.read(Lease(0, 0, min(batch_size, len(reader))))
     except Exception as error:

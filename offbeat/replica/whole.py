@@ -1,7 +1,7 @@
 """A replica in one process: its parameters are views of flat buffers, so a pull is one copy."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ class Replica:
         names = {entry.name for table in tables for entry in table}
         # In the model's own order, so that nothing depends on how they are sharded.
         self.parameters = {n: p for n, p in self.model.named_parameters() if n in names}
+        self._settle(tables, flats)
+
+    def _settle(self, tables: Sequence[Table], flats: Sequence[Flat] | None) -> None:
         self.by_reference = flats is not None  # what is pulled lies where this replica may use it
         if flats is None:
             flats = [Flat(table) for table in tables]
@@ -108,23 +111,30 @@ class Replica:
         """Copies of the buffers that the store averages for evaluation."""
         if not entries:
             return {}
-        buffers = dict(self.model.named_buffers())
-        return {e.name: buffers[e.name].detach().clone() for e in entries if e.policy == "averaged"}
+        buffers = dict(self.named_buffers())
+        return {
+            e.name: buffers[e.name].detach().clone()
+            for e in entries
+            if e.policy == "averaged" and e.name in buffers
+        }
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        return self.model.named_buffers()
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of all buffers, to return to after a step that went wrong."""
-        return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        return {name: buffer.clone() for name, buffer in self.named_buffers()}
 
     @torch.no_grad()
     def load_buffers(self, saved: Mapping[str, Tensor]) -> None:
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self.named_buffers():
             buffer.copy_(saved[name])
 
     # ------------------------------------------------------------ state as named tensors
 
     def state(self) -> dict[str, Tensor]:
         found = {f"parameters/{i}": flat.buffer for i, flat in enumerate(self.flats)}
-        return found | {f"buffers/{name}": b for name, b in self.model.named_buffers()}
+        return found | {f"buffers/{name}": b for name, b in self.named_buffers()}
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:

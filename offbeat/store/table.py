@@ -270,11 +270,25 @@ class ByWeight:
     weights: tuple[float, ...]
 
 
-Placement = BySize | ByCount | ByWeight
+@dataclass(frozen=True)
+class Staged:
+    """A table for the parameters of each stage of a split model, so that a stage needs no other."""
+
+    groups: tuple[tuple[str, ...], ...]
+
+    @property
+    def shards(self) -> int:
+        return len(self.groups)
+
+
+Placement = BySize | ByCount | ByWeight | Staged
 
 
 def place(entries: Sequence[Entry], placement: Placement) -> list[Table]:
     """Spread the entries over shards; no shard stays empty."""
+    if isinstance(placement, Staged):
+        known = {entry.name: entry for entry in entries}
+        return [Table.of([known[name] for name in names]) for names in placement.groups]
     if isinstance(placement, ByWeight):
         weights = list(placement.weights)
         if not weights or min(weights) <= 0:

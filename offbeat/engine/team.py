@@ -1,0 +1,331 @@
+"""A worker that is several processes: the leader talks to the store, the others do as it says."""
+
+import os
+import resource
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import msgspec
+from torch import Tensor
+
+from offbeat.choices import Elastic
+from offbeat.contribution import Snapshot
+from offbeat.engine.process import Child, fork
+from offbeat.errors import RunError
+from offbeat.job import Job, Numbers, Place
+from offbeat.layout.cut import Cut
+from offbeat.lease import Lease
+from offbeat.link.memory import Slot
+from offbeat.link.mesh import Mesh, Parted, Tag, Wires
+from offbeat.replica.part import Seat
+from offbeat.replica.split import PartReplica
+from offbeat.send import Outs, Sender
+from offbeat.store.core import Store
+from offbeat.store.table import Flat
+from offbeat.worker import Worker
+
+LEADER = 0
+ORDER: Tag = ("order", 0, 0)
+ANSWER: Tag = ("answer", 0, 0)
+
+
+class Order(msgspec.Struct, array_like=True, tag=True):
+    """From the leader to every process of its replica, itself included."""
+
+
+class Begin(Order):
+    """A new incarnation: forget all that an earlier one had."""
+
+
+class Step(Order):
+    """Compute a lease, each its part."""
+
+    lease: Lease
+
+
+class Contribute(Order):
+    """Leave what goes out in the worker's slot."""
+
+
+class Accept(Order):
+    """The parameters of a version lie in the slot."""
+
+    version: int
+    steps: int
+    epoch: int
+    place: int
+    updater: bool
+
+
+class Recover(Order):
+    """Forget what a step that was not finite left behind."""
+
+
+class Leave(Order):
+    """It is over: tell what this process held and did."""
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What an order came to in one process."""
+
+    loss: float | None = None
+    absent: list[str] = []
+    finite: bool = True
+    figures: dict[str, float] = {}
+
+
+Orders = Begin | Step | Contribute | Accept | Recover | Leave
+_encode = msgspec.msgpack.Encoder().encode
+_orders = msgspec.msgpack.Decoder(list[Orders]).decode
+_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where the numbers of one process lie: in the worker's slot, those of its own stages."""
+
+    slot: Slot
+    tables: list[int]  # the numbers of its own
+
+    def incoming(self, place: int) -> list[Flat]:
+        return [self.slot.incoming[place][number] for number in self.tables]
+
+    def outgoing(self) -> Outs:
+        return [[flats[number] for number in self.tables] for flats in self.slot.outgoing]
+
+
+class Share:
+    """One process's share in a worker: a sender over its part of the replica."""
+
+    def __init__(self, make: Callable[[], Sender], bench: Bench, skips: bool):
+        """`skips` says whether contributions that are not finite are left out, and forgotten."""
+        self.make, self.bench, self.skips = make, bench, skips
+        self.sender: Sender | None = None
+        self.good: dict[str, Any] = {}
+
+    @property
+    def replica(self) -> PartReplica:
+        assert self.sender is not None
+        assert isinstance(self.sender.replica, PartReplica)
+        return self.sender.replica
+
+    def obey(self, order: Orders) -> Answer:
+        if isinstance(order, Begin):
+            self.sender = self.make()
+            self.good = self.replica.buffers() if self.skips else {}
+            return Answer()
+        assert self.sender is not None
+        if isinstance(order, Step):
+            loss = self.sender.step(order.lease)
+            return Answer(None if self.replica.part.loss is None else loss)
+        if isinstance(order, Contribute):
+            return self._contribute(self.sender)
+        if isinstance(order, Accept):
+            self._accept(self.sender, order)
+        elif isinstance(order, Recover):
+            self.sender.recover(self.good)
+        else:
+            return Answer(figures=self.figures(self.sender))
+        return Answer()
+
+    def _contribute(self, sender: Sender) -> Answer:
+        sender.payload()
+        slot, replica = self.bench.slot, self.replica
+        for name, buffer in replica.named_buffers():
+            if name in slot.statistics.views:
+                slot.statistics.views[name].copy_(buffer)
+        for name, tensor in sender.updater_state().items():
+            slot.updater.views[name].copy_(tensor)
+        answer = Answer(absent=sorted(sender.absent), finite=sender.finite())
+        if self.skips and answer.finite:
+            self.good = replica.buffers()
+        sender.turn()
+        return answer
+
+    def _accept(self, sender: Sender, order: Accept) -> None:
+        slot, mine = self.bench.slot, self.bench.incoming(order.place)
+        self.replica.borrow(slot.incoming[order.place])
+        updater = slot.updater.views if order.updater else {}
+        sender.accept(Snapshot(order.version, order.steps, order.epoch, mine, updater))
+
+    def figures(self, sender: Sender) -> dict[str, float]:
+        part = self.replica.part
+        held = sum(flat.table.nbytes for flat in self.replica.flats) + sender.nbytes
+        return {
+            "nbytes": float(held),
+            "peak": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            "busy": part.busy,
+            "total": part.total,
+            "steps": float(part.steps),
+        }
+
+
+class Team:
+    """The leader's view of its replica: an order goes to everybody, and everybody answers.
+
+    The others are forked by the leader, so they end with it; if one of them ends, the leader does.
+    """
+
+    def __init__(self, processes: int, main: Callable[[int, Mesh], Share], name: str, threads: int):
+        """`main` makes the share of a process, in that process."""
+        wires = Wires(processes)
+        self.children: dict[int, Child] = {}
+        for process in range(1, processes):
+            self.children[process] = fork(
+                f"{name}.{process}", partial(_member, process, wires, main), threads
+            )
+        self.mesh = wires.mesh(LEADER)
+        self.share = main(LEADER, self.mesh)
+        self.untold: list[Orders] = []
+
+    def tell(self, order: Orders) -> None:
+        """An order that nobody answers; the others hear it together with the next."""
+        self.share.obey(order)
+        self.untold.append(order)
+
+    def ask(self, order: Orders) -> list[Answer]:
+        """Everybody's answer, in the order of the processes."""
+        packet, self.untold = _encode([*self.untold, order]), []
+        try:
+            for process in self.children:
+                self.mesh.send(process, ORDER, packet)
+            mine = self.share.obey(order)
+            others = [_answer(self.mesh.receive(process, ANSWER)) for process in self.children]
+        except Parted:
+            self._end()
+        return [mine, *others]
+
+    def leave(self) -> dict[str, float]:
+        """Send everybody home; returns what each process came to."""
+        answers = self.ask(Leave())
+        for child in self.children.values():
+            child.reap()
+        told: dict[str, float] = {}
+        for process, answer in enumerate(answers):
+            told |= {f"{process}/{key}": value for key, value in answer.figures.items()}
+            for key in ("nbytes", "peak"):
+                told[key] = max(told.get(key, 0.0), answer.figures[key])
+        return told
+
+    def _end(self) -> NoReturn:
+        """One of the others is gone, and without it the rest is nothing."""
+        for child in self.children.values():
+            child.kill()
+        words = {process: child.reap() for process, child in self.children.items()}
+        found = {process: left for process, left in words.items() if left is not None}
+        if not found:
+            os._exit(1)  # killed, and so the launcher is to see this process too
+        process, left = next(iter(found.items()))
+        if left.ours:
+            raise RunError(left.message)
+        raise MemberFailed(f"process {process} of its replica: {left.message}", left.trace)
+
+
+class MemberFailed(Exception):
+    """Another process of the replica failed; its traceback goes on as this one's."""
+
+    def __init__(self, message: str, trace: str):
+        super().__init__(message)
+        self.add_note(trace)
+
+
+def _member(process: int, wires: Wires, main: Callable[[int, Mesh], Share]) -> None:
+    mesh = wires.mesh(process)
+    share = main(process, mesh)
+    try:
+        while True:
+            for order in _orders(mesh.receive(LEADER, ORDER)):
+                answer = share.obey(order)
+            mesh.send(LEADER, ANSWER, _encode(answer))
+            if isinstance(order, Leave):
+                mesh.flush()
+                return
+    except Parted:
+        os._exit(1)  # the leader finds out who was first
+
+
+class SplitSender(Sender):
+    """The leader's sender: what a sender does, done by every process of the replica."""
+
+    def __init__(self, team: Team, slot: Slot):
+        self.team, self.slot = team, slot
+        team.tell(Begin())
+        self.replica = team.share.replica
+        self.outs = slot.outgoing
+        self.out = self.outs[0]
+        self.absent: frozenset[str] = frozenset()
+        self.feedback = None
+        self.all_finite = True
+
+    def step(self, lease: Lease) -> float:
+        answers = self.team.ask(Step(lease))
+        return next(answer.loss for answer in answers if answer.loss is not None)
+
+    def payload(self) -> list[Flat]:
+        answers = self.team.ask(Contribute())
+        self.absent = frozenset(name for answer in answers for name in answer.absent)
+        self.all_finite = all(answer.finite for answer in answers)
+        return self.out
+
+    def finite(self) -> bool:
+        return self.all_finite
+
+    def accept(self, snapshot: Snapshot) -> None:
+        # Lists of views, so found by identity: comparing would look into the tensors.
+        place = next(i for i, p in enumerate(self.slot.incoming) if p is snapshot.parameters)
+        self.team.tell(
+            Accept(snapshot.version, snapshot.steps, snapshot.epoch, place, bool(snapshot.updater))
+        )
+
+    def recover(self, buffers: Mapping[str, Tensor]) -> None:
+        self.team.tell(Recover())
+
+    @property
+    def nbytes(self) -> int:
+        sender = self.team.share.sender
+        return 0 if sender is None else sender.nbytes
+
+
+@dataclass(frozen=True)
+class SplitReplica:
+    """How the processes of one worker are made: its job, where it is cut, and its slot."""
+
+    job: Job
+    cut: Cut
+    slot: Slot
+    buffers: Mapping[str, Tensor]  # as they are at first
+    least: float = 0.0
+
+    def team(self, number: int, wire: socket.socket, threads: int) -> Team:
+        """In the leader: fork the others, who have no use for its wire to the server."""
+
+        def share(process: int, mesh: Mesh) -> Share:
+            if process != LEADER:
+                wire.close()
+            return self.share(process, mesh)
+
+        layout = self.cut.layout
+        return Team(layout.pp * layout.tp, share, f"offbeat {number}", threads)
+
+    def share(self, process: int, mesh: Mesh) -> Share:
+        """In each process: what it has of the replica."""
+        job = self.job
+        assert isinstance(job.content, Numbers)
+        seat = Seat(self.cut, process, mesh, job.content.reader, job.content.loss, self.least)
+        bench = Bench(self.slot, self.cut.tables_of(self.cut.stages_of(process)))
+        own = isinstance(job.discipline.send, Elastic)  # its parameters are not what it pulls
+
+        def make() -> Sender:
+            replica = job.make_part(seat, None if own else bench.incoming(0))
+            replica.load_buffers(self.buffers)
+            replica.borrow(self.slot.incoming[0])
+            return job.make_sender(replica, bench.outgoing())
+
+        return Share(make, bench, job.nonfinite == "skip")
+
+    def make(self, team: Team, store: Store, number: int, incarnation: int, place: Place) -> Worker:
+        """In the leader: a worker of an incarnation."""
+        return self.job.worker_of(store, number, incarnation, SplitSender(team, self.slot))

@@ -1,0 +1,95 @@
+"""From the layout that a user asks for to the cut of one model, checked with the rest of a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from offbeat.choices import Elastic, InPlace
+from offbeat.discipline import Discipline
+from offbeat.errors import ConfigError
+from offbeat.layout.cut import Cut
+from offbeat.layout.explain import check, explain
+from offbeat.layout.partition import evenly
+from offbeat.layout.plan import at_names
+from offbeat.layout.stages import check_same
+from offbeat.layout.tree import batch_size, head
+from offbeat.layout.value import Layout, as_layout
+
+
+@dataclass(frozen=True)
+class Around:
+    """What else a run was asked for, as far as a split model minds."""
+
+    discipline: Discipline
+    batch_size: int
+    accumulate: int = 1
+    whole_loss: bool = False  # whether the loss takes the whole model
+    codec: bool = False
+    clips_norm: bool = False
+    optimizer: Any = None
+
+
+def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callable[[], Any]) -> Cut:
+    """Where `model` is cut; `sample` gives what the model takes for one batch."""
+    layout = replace(as_layout(asked), replicas=1)
+    _check_around(layout, around)
+    blocks = check(layout, model, around.batch_size)
+    if layout.stages == 1:
+        return Cut.of(layout, model, blocks, (0,))
+    inputs = sample()
+    check_same(model, blocks, head(inputs, layout.microbatch(batch_size(inputs))))
+    predicted = None
+    if layout.split == "count":
+        starts = evenly([1.0] * len(blocks), layout.stages)
+    elif isinstance(layout.split, str):
+        told = explain(layout, model, inputs, optimizer=around.optimizer)
+        predicted = (told.seconds, told.idle_share)
+        starts = at_names(replace(layout, split=told.split), blocks)
+    else:
+        starts = at_names(layout, blocks)
+    cut = replace(Cut.of(layout, model, blocks, starts), predicted=predicted)
+    _check_cut(cut, around)
+    return cut
+
+
+def _check_around(layout: Layout, around: Around) -> None:
+    if around.whole_loss:
+        raise ConfigError(
+            "ob.BatchLoss calls the whole model, and a layout takes it apart: write the loss as "
+            "loss(output, target), or leave layout out"
+        )
+    if around.accumulate > 1:
+        raise ConfigError(
+            f"accumulate={around.accumulate} and a layout both cut batches into pieces: "
+            f"write layout='microbatches={around.accumulate * layout.pieces}' alone"
+        )
+    if isinstance(around.discipline.send, InPlace):
+        raise ConfigError(
+            "hogwild writes parameters while others read them, and the stages of a replica must "
+            "see one version: use asp, or leave layout out"
+        )
+    if layout.pp * layout.tp > 1 and around.codec:
+        raise ConfigError("codecs work on whole replicas so far: leave codec out, or write pp=1")
+
+
+def _check_cut(cut: Cut, around: Around) -> None:
+    if not around.discipline.steps_locally:
+        return
+    if around.clips_norm:
+        raise ConfigError(
+            f"{around.discipline} clips at the worker, and a norm over several processes is not "
+            "there yet: use clip=ob.Clip(value=...), or a discipline that sends gradients"
+        )
+    if isinstance(around.discipline.send, Elastic) and cut.ties():
+        raise ConfigError(
+            f"{cut.ties()[0]} is tied over several stages, which {around.discipline} cannot keep "
+            "equal: split elsewhere, or use asp"
+        )
+    for stage in range(cut.stages):
+        if not cut.owned(stage):
+            raise ConfigError(
+                f"stage {stage} has no parameters of its own to train, and {around.discipline} "
+                "makes steps there: write a smaller pp, or name blocks in split="
+            )

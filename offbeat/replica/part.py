@@ -1,0 +1,217 @@
+"""A process's part of a replica: its stages, and their passes in the order of the schedule."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offbeat.data import Reader, mix
+from offbeat.layout.cut import Cut
+from offbeat.layout.schedule import BACKWARD, FORWARD, Op, orders
+from offbeat.layout.stages import Stage
+from offbeat.layout.tree import mapped
+from offbeat.lease import Lease
+from offbeat.link.mesh import Mesh, Tag
+from offbeat.replica.objective import BatchLoss, Loss
+from offbeat.replica.passes import Passes
+
+ALL = -1  # the number of a process that has every stage
+ONWARD, BACK, TIED = "activation", "gradient", "tied gradient"
+
+_NEVER = threading.Event()  # waiting for it is waiting
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which process of a replica this is, how it reaches the others, and what it computes from."""
+
+    cut: Cut
+    process: int
+    mesh: Mesh
+    reader: Reader
+    loss: Loss
+    least: float = 0.0  # seconds that the passes of a step take at the least
+
+
+class Part:
+    """Some stages of a replica: `compute` is this process's share of a step.
+
+    All processes of a replica compute the same lease at the same time, and hand to each other what
+    crosses a cut. A process that has all stages makes the same passes one after the other, and
+    arrives at the same bits.
+    """
+
+    def __init__(self, model: nn.Module, seat: Seat):
+        self.seat, self.cut, self.mesh = seat, seat.cut, seat.mesh
+        self.all = seat.process == ALL
+        self.numbers = (
+            list(range(self.cut.stages)) if self.all else self.cut.stages_of(seat.process)
+        )
+        self.stages: dict[int, Stage] = {s: self.cut.stage(model, s) for s in self.numbers}
+        precision = self.cut.layout.precision
+        self.passes = {s: Passes(stage, precision) for s, stage in self.stages.items()}
+        self.last = self.cut.stages - 1
+        self.busy = self.total = 0.0  # seconds computing, and seconds of all steps
+        self.steps = 0
+        self.loss: float | None = None  # of the last step, where the last stage is
+
+    def train(self) -> None:
+        for stage in self.stages.values():
+            stage.train()
+
+    def parameters(self) -> Iterator[tuple[int, str, str, nn.Parameter]]:
+        """Trained parameters: stage, name there, name in the store, and the parameter."""
+        for number, stage in self.stages.items():
+            mine = dict(stage.named_parameters())
+            for held in self.cut.held[number]:
+                yield number, held.here, held.name, mine[held.here]
+
+    def owned(self) -> dict[str, nn.Parameter]:
+        """By their names in the store, those that this process answers for."""
+        mine = {s: set(self.cut.owned(s)) for s in self.numbers}
+        return {name: p for stage, _, name, p in self.parameters() if name in mine[stage]}
+
+    # ------------------------------------------------------------ a step
+
+    def compute(self, lease: Lease) -> None:
+        """Leave the gradient of `lease` on the parameters."""
+        since = time.perf_counter()
+        self.steps += 1
+        for _, _, _, parameter in self.parameters():
+            parameter.grad = None
+        batch = self._batch(lease)
+        pieces = pieces_of(lease.samples, self.cut.layout.pieces)
+        total = 0.0
+        for op in self._order(len(pieces)):
+            if op.kind == FORWARD:
+                loss = self._forward(op, lease, batch, pieces)
+                total += loss or 0.0
+            else:
+                self._backward(op, len(pieces))
+        self._sum_tied()
+        self.total += time.perf_counter() - since
+        self.loss = total if self.last in self.stages else None
+
+    def _order(self, pieces: int) -> Sequence[Op]:
+        layout = self.cut.layout
+        made = orders(layout.schedule, layout.pp, pieces, layout.chunks)
+        if layout.chunks > 1 and pieces % layout.pp:  # a short last batch does not go round
+            return [
+                Op(kind, stage, number)
+                for kind in (FORWARD, BACKWARD)
+                for stage in (self.numbers if kind == FORWARD else reversed(self.numbers))
+                for number in range(pieces)
+            ]
+        if not self.all:
+            return made[self.seat.process]
+        # One microbatch after the other, in the order in which every stage has them too.
+        kinds = {op.kind for mine in made for op in mine}
+        found = []
+        for number in range(pieces):
+            found += [Op(FORWARD, stage, number) for stage in self.numbers]
+            for stage in reversed(self.numbers):
+                found += [Op(kind, stage, number) for kind in (BACKWARD, "W") if kind in kinds]
+        return found
+
+    def _batch(self, lease: Lease) -> Any:
+        """Only the first stage needs the inputs, and only the last the targets."""
+        if not self.stages.keys() & {0, self.last}:
+            return None
+        self.seat.reader.reseed(lease)
+        return self.seat.reader.read(lease)
+
+    def _forward(
+        self, op: Op, lease: Lease, batch: Any, pieces: Sequence[tuple[int, int]]
+    ) -> float | None:
+        first, last = op.stage == 0, op.stage == self.last
+        start, stop = pieces[op.microbatch]
+        if first:
+            value = _cut(batch[0], start, stop)
+        else:
+            value = self._receive(op.stage - 1, (ONWARD, op.stage, op.microbatch))
+        since = time.perf_counter()
+        # Chance must not depend on which process computes what, nor on when.
+        torch.default_generator.manual_seed(
+            mix(self.seat.reader.seed, 4, lease.epoch, lease.start, op.stage, op.microbatch)
+        )
+        cost = None
+        if last:
+            target, share = _cut(batch[1], start, stop), (stop - start) / lease.samples
+
+            def cost(output: Any) -> Tensor:
+                assert not isinstance(self.seat.loss, BatchLoss)
+                return self.seat.loss(output, target) * share
+
+        out = self.passes[op.stage].forward(op.microbatch, value, cost)
+        self._spent(since, 1 / 3, len(pieces))
+        if last:
+            return float(out.item())
+        self._send(op.stage + 1, (ONWARD, op.stage + 1, op.microbatch), out)
+        return None
+
+    def _backward(self, op: Op, pieces: int) -> None:
+        passes, key = self.passes[op.stage], op.microbatch
+        split = self.cut.layout.schedule == "zero-bubble"
+        if op.kind != BACKWARD:
+            since = time.perf_counter()
+            passes.backward_weight(key)
+            self._spent(since, 1 / 3, pieces)
+            return
+        gradients = []
+        if op.stage < self.last:
+            gradients = self._receive(op.stage + 1, (BACK, op.stage, key))
+        since = time.perf_counter()
+        made = (passes.backward_input if split else passes.backward)(key, gradients)
+        self._spent(since, (1 if split else 2) / 3, pieces)
+        if op.stage:
+            self._send(op.stage - 1, (BACK, op.stage - 1, key), made)
+
+    def _spent(self, since: float, share: float, pieces: int) -> None:
+        """A pass is done; with emulated speeds it takes its share of the step at the least."""
+        least = self.seat.least * share / pieces / self.cut.layout.chunks
+        missing = least - (time.perf_counter() - since)
+        if missing > 0:
+            _NEVER.wait(missing)
+        self.busy += time.perf_counter() - since
+
+    @torch.no_grad()
+    def _sum_tied(self) -> None:
+        """The owner of a tied parameter adds up the gradients of all stages, in their order."""
+        mine = {(stage, name): p for stage, _, name, p in self.parameters()}
+        for stage in self.numbers:
+            for held in self.cut.borrowed(stage):
+                gradient = mine[stage, held.name].grad
+                self._send(held.owner, (TIED, held.owner, stage), [held.name, gradient])
+        for stage in self.numbers:
+            for name, later in self.cut.borrowers(stage):
+                told, gradient = self._receive(later, (TIED, stage, later))
+                assert told == name
+                own = mine[stage, name]
+                if gradient is not None:
+                    own.grad = gradient if own.grad is None else own.grad + gradient
+
+    # ------------------------------------------------------------ to and from other stages
+
+    def _process(self, stage: int) -> int:
+        return self.mesh.me if self.all else self.cut.process_of(stage)
+
+    def _send(self, stage: int, tag: Tag, value: Any) -> None:
+        self.mesh.send(self._process(stage), tag, value)
+
+    def _receive(self, stage: int, tag: Tag) -> Any:
+        return self.mesh.receive(self._process(stage), tag)
+
+
+def pieces_of(samples: int, count: int) -> list[tuple[int, int]]:
+    """Microbatches of a lease as ranges; the last lease of an epoch may have too few samples."""
+    count = min(count, samples)
+    return list(pairwise(samples * number // count for number in range(count + 1)))
+
+
+def _cut(value: Any, start: int, stop: int) -> Any:
+    return mapped(lambda tensor: tensor[start:stop], value)
