@@ -27,7 +27,7 @@ from offbeat.store.parameters import Parameters
 from offbeat.store.table import BySize, Flat, Placement, parameter_entries, total_bytes
 from offbeat.store.table import place as place_tables
 from offbeat.store.updater import Recipe
-from offbeat.worker import GhostWorker, NumberWorker, Worker
+from offbeat.worker import GhostWorker, NumberWorker, StreamWorker, Worker
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,16 @@ class Job:
         Leases(self.samples, self.batch_size, self.epochs)
         store = self.make_store(Log())
         self.make_worker(store, 0, 1)
+
+    def check_simulated(self) -> None:
+        """Refuse what virtual time cannot show."""
+        self.discipline.check_order()
+        cut = None if isinstance(self.content, Ghost) else self.content.cut
+        if cut is not None and cut.layout.asynchronous:
+            raise ConfigError(
+                f"schedule={cut.layout.schedule} has several batches of a worker under way, and a "
+                "simulated worker does one thing at a time: use engine='local', or schedule=1f1b"
+            )
 
     @property
     def samples(self) -> int:
@@ -169,8 +179,10 @@ class Job:
     ) -> NumberWorker:
         """A worker around a sender."""
         assert store.parameters is not None
-        skips = self.nonfinite == "skip"
-        return NumberWorker(number, incarnation, sender, store.parameters.buffers, skips)
+        assert isinstance(self.content, Numbers)
+        cut, skips = self.content.cut, self.nonfinite == "skip"
+        kind = StreamWorker if cut is not None and cut.layout.asynchronous else NumberWorker
+        return kind(number, incarnation, sender, store.parameters.buffers, skips)
 
     def push_bytes(self, store: Store) -> int:
         """Bytes of one contribution without updater state, known before it is computed."""

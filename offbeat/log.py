@@ -94,6 +94,7 @@ class Lost(Record, tag="lost"):
     worker: int
     incarnation: int
     leases: list[Lease]
+    why: str = ""  # who waited for whom in a replica of several processes
 
 
 class Rested(Record, tag="rest"):

@@ -229,8 +229,8 @@ class _Replayer:
         if sequence != self.sequence[number] + 1 or number in self.resting:
             raise _Differs(f"worker {number} contributes out of turn")
         self.sequence[number] = sequence
-        done = len(worker.done)  # computed before an earlier pull of the same block
-        if not leases[:done] == worker.done or len(leases) == 0:
+        done = len(worker.computed())  # before an earlier pull of the same block
+        if not leases[:done] == worker.computed() or len(leases) == 0:
             raise _Differs(f"worker {number} contributes other samples than it computed")
         self._compute(worker, leases[done:])
         return worker.contribution(sequence, Timing(), self.job.seed)

@@ -135,6 +135,7 @@ def _cut(
         isinstance(wanted.loss, BatchLoss),
         options.get("codec") is not None,
         clip is not None and clip.norm is not None,
+        options.get("nonfinite") == "skip",
         wanted.optimizer,
     )
     return settle(layout, model, around, partial(_inputs, reader, wanted.batch_size))

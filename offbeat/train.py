@@ -108,7 +108,7 @@ def train(
         if local is not None:
             check(job, local)
         else:
-            job.discipline.check_order()
+            job.check_simulated()
         kept = Kept.open(out, resume, config, job)
         kept.recount(tally)
         for listener in listeners:

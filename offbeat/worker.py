@@ -1,6 +1,7 @@
 """One participant: the cycle says what it does next, the worker does it."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -15,7 +16,7 @@ from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.log import Part
 from offbeat.send import Sender
-from offbeat.store.table import Entry, under
+from offbeat.store.table import Entry, Flat, under
 
 
 class Action(Enum):
@@ -119,6 +120,10 @@ class Worker:
         if computed:
             self.computed_on = self.base
         return computed
+
+    def computed(self) -> list[Lease]:
+        """What the next contribution has in it so far."""
+        return self.done
 
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
         """Everything since the last push, ready to go out."""
@@ -288,3 +293,56 @@ class NumberWorker(Worker):
     def nbytes(self) -> int:
         parameters = sum(flat.table.nbytes for flat in self.sender.replica.flats)
         return parameters + self.sender.nbytes
+
+
+class _Kept(msgspec.Struct):
+    """A gradient that was computed and waits for its turn."""
+
+    lease: Lease
+    loss: float | None
+    base: int
+    payload: list[Flat]
+    absent: frozenset[str]
+
+
+class StreamWorker(NumberWorker):
+    """One with several leases under way, each on the version it began with.
+
+    Contributions leave in the order in which leases came in. Computed by one process, gradients
+    wait here; where a pipeline computes them, `ready` says which one is through.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.kept: deque[_Kept] = deque()
+        self.begun_on = 0  # the version that the next contribution was computed on
+
+    def ready(self, lease: Lease, loss: float | None, base: int) -> None:
+        """The next contribution is the gradient of `lease`, which the sender has."""
+        self._lost_nothing(loss, lease)
+        self.done, self.begun_on = [lease], base
+
+    def catch_up(self) -> list[Lease]:
+        computed, self.todo = self.todo, []
+        for lease in computed:
+            loss = self.sender.step(lease)
+            payload = [flat.clone() for flat in self.sender.payload()]
+            self.kept.append(_Kept(lease, loss, self.base, payload, self.sender.absent))
+        return computed
+
+    def computed(self) -> list[Lease]:
+        return [self.kept[0].lease] if self.kept else []
+
+    def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
+        self.catch_up()
+        if not self.done:
+            first = self.kept.popleft()
+            for out, flat in zip(self.sender.out, first.payload, strict=True):
+                out.copy_(flat)
+            self.sender.absent = first.absent
+            self.ready(first.lease, first.loss, first.base)
+        return super().contribution(sequence, timing, seed)
+
+    @property
+    def based_on(self) -> int:
+        return self.begun_on

@@ -59,6 +59,7 @@ LAYERS: dict[str, set[str]] = {
         *("lease", "data", "link.mesh", "replica.objective", "replica.passes"),
         *("layout.cut", "layout.schedule", "layout.stages", "layout.tree"),
     },
+    "replica.flow": {"lease", "store.table", "replica.part", "replica.passes"},
     "replica.split": {
         *("lease", "store.table", "replica.part", "replica.stream", "replica.whole"),
     },
@@ -112,9 +113,10 @@ LAYERS: dict[str, set[str]] = {
     "link": set(),
     "link.base": {"lease", "contribution"},
     "link.messages": {"lease", "log"},
-    "link.memory": {"errors", "board", "store.table"},
+    "link.memory": {"errors", "board", "store.table", "link.posts"},
     "link.shared": {"lease", "contribution", "link"},
     "link.mesh": {"errors"},
+    "link.posts": {"board", "link.mesh"},
     "prefetch": {"lease", "data"},
     "loop": {"errors", "lease", "contribution", "worker", "link.base"},
     "engine": set(),
@@ -129,8 +131,16 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.keep": {"link.memory"},
     "engine.team": {
-        *("errors", "choices", "contribution", "lease", "job", "send", "worker", "store"),
-        *("layout.cut", "link", "replica.part", "replica.split", "engine"),
+        *("errors", "contribution", "lease", "send", "store.table", "link", "replica.split"),
+        "engine.process",
+    },
+    "engine.flow": {
+        *("contribution", "lease", "loop", "send", "worker", "store.table", "link"),
+        *("replica.flow", "engine.team"),
+    },
+    "engine.split": {
+        *("choices", "job", "send", "worker", "store.core", "layout.cut", "link"),
+        *("replica.flow", "replica.part", "replica.split", "engine"),
     },
     "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.crew": {
@@ -139,7 +149,9 @@ LAYERS: dict[str, set[str]] = {
         "store",
     },
     "engine.local": {"errors", "log", "kept", "run", "report.summary", "engine"},
-    "engine.station": {"choices", "discipline", "job", "worker", "prefetch", "loop", "link"},
+    "engine.station": {
+        *("choices", "discipline", "job", "worker", "prefetch", "loop", "link", "engine.flow"),
+    },
     "engine.local_script": {
         *("errors", "log", "job", "worker", "loop", "kept", "run", "script"),
         *("link", "report.summary", "store.core", "engine"),

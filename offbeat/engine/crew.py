@@ -17,9 +17,9 @@ from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
 from offbeat.engine.server import Server, Watch
+from offbeat.engine.split import SplitReplica
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
-from offbeat.engine.team import SplitReplica
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job, Numbers, Place
 from offbeat.link.memory import Plan, Shared
@@ -158,6 +158,7 @@ class Crew:
     ) -> None:
         self.store.log = self._log(saved, lived)
         ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
+        ahead += _under_way(self.job) - 1
         server = Server(self.store, self.shared, self.local.patience, ahead, Watch())
         steward = Steward(server, self.folder or self.keep, self.rhythm, Outbox(reports))
         parameters = self.store.parameters
@@ -212,7 +213,8 @@ class Crew:
         least = local.emulate[number] if local.emulate else 0.0
         slot = self.shared.slots[number]
         if self.content.cut is not None:
-            split = SplitReplica(self.job, self.content.cut, slot, self.buffers, least)
+            posts = self.shared.posts[number]
+            split = SplitReplica(self.job, self.content.cut, slot, posts, self.buffers, least)
             team = split.team(number, wire, self.threads(number))
             habits = Habits(self.store.discipline, self.job.seed, 0.0, local.overlap)
             build = partial(split.make, team, self.store, number)
@@ -269,6 +271,8 @@ def check(job: Job, local: Local) -> None:
             "overlap makes every gradient one step late, and backup workers drop what is late: "
             "leave one of them out"
         )
+    if local.overlap and _under_way(job) > 1:
+        raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")
     _check_files(job.workers)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
@@ -298,8 +302,10 @@ def _plan(job: Job, local: Local) -> Plan:
     send, gather = discipline.send, discipline.gather
     averaged = [entry for entry in buffers if entry.policy == "averaged"]
     incoming = outgoing = 2 if local.overlap else 1
+    if _under_way(job) > 1:
+        incoming = outgoing = _under_way(job)
     lock_step = isinstance(gather, All) and not gather.backup
-    if not local.overlap and isinstance(send, Gradient | Accumulated):
+    if incoming == 1 and isinstance(send, Gradient | Accumulated):
         # Nothing is written before everyone who reads has sent what came of it.
         alone = job.workers == 1
         fresh = isinstance(send, Gradient) or send.fetch == send.push
@@ -307,7 +313,15 @@ def _plan(job: Job, local: Local) -> Plan:
             incoming = 0
     if isinstance(send, InPlace):
         incoming = outgoing = 0
-    return Plan(tables, Table.of(averaged), _updater_table(job), job.workers, incoming, outgoing)
+    table = Table.of(averaged)
+    each = processes_of(job) // job.workers
+    return Plan(tables, table, _updater_table(job), job.workers, incoming, outgoing, each)
+
+
+def _under_way(job: Job) -> int:
+    """Leases that one worker computes at once."""
+    assert isinstance(job.content, Numbers)
+    return 1 if job.content.cut is None else job.content.cut.layout.under_way
 
 
 def _updater_table(job: Job) -> Table:

@@ -294,13 +294,14 @@ class Server:
         for number in [n for n, at in self.deadline.items() if at <= now]:
             del self.deadline[number]
             self.frozen[number] = now + FROZEN * self.patience
-            self._count_in_vain(number)
-            self._lose(number)
+            why = self.shared.posts[number].told()
+            self._count_in_vain(number, why)
+            self._lose(number, why)
         for number in [n for n, at in self.frozen.items() if at <= now]:
             del self.frozen[number]
             self.silent(number)
 
-    def _count_in_vain(self, number: int) -> None:
+    def _count_in_vain(self, number: int, why: str) -> None:
         """One that is given up before every contribution would go on like that for ever."""
         if self.store.cells.item(Row.STATE, number) != State.ACTIVE:
             return
@@ -309,14 +310,14 @@ class Server:
             raise RunError(
                 f"worker {number} was silent for longer than patience ({self.patience:g} s) "
                 f"{IN_VAIN} times in a row before it could contribute: if its steps take that "
-                "long, pass a larger patience; if not, look for what holds it up"
+                f"long, pass a larger patience; if not, look for what holds it up{_inside(why)}"
             )
 
-    def _lose(self, number: int) -> None:
+    def _lose(self, number: int, why: str = "") -> None:
         self.met.add(number)  # nobody waits for one that died before it joined
         if self.store.cells.item(Row.STATE, number) in (State.ACTIVE, State.RESTING):
             self._keep_gathered(number)
-            self.store.lose(number, self.clock())
+            self.store.lose(number, self.clock(), why)
             self._board_moved()
             self._wake_resting()
 
@@ -336,3 +337,7 @@ class Server:
         if wire is not None:
             with suppress(OSError):  # its death shows when its wire is read
                 wire.send(encode(message))
+
+
+def _inside(why: str) -> str:
+    return f" ({why})" if why else ""

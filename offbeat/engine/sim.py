@@ -65,7 +65,7 @@ class Simulation:
     """An event heap over the store and the workers of a job."""
 
     def __init__(self, job: Job, cluster: Cluster, store: Store):
-        job.discipline.check_order()
+        job.check_simulated()
         self.job, self.cluster, self.store = job, cluster, store
         self.now = 0.0
         self.heap: list[Event] = []

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from offbeat.choices import Elastic
 from offbeat.discipline import Discipline
+from offbeat.engine.flow import FlowLoop
 from offbeat.job import Place
 from offbeat.link.base import Over, Refused
 from offbeat.link.memory import Slot
 from offbeat.link.shared import SharedLink
 from offbeat.loop import Loop
 from offbeat.prefetch import Prefetcher
-from offbeat.worker import Cycle, Worker
+from offbeat.worker import Cycle, StreamWorker, Worker
 
 Make = Callable[..., Worker]  # of a store, a number, an incarnation and a place
 
@@ -59,9 +60,12 @@ class Station:
             self.loop.worker.retire()
         worker = self.make(incarnation, self.place)
         worker.ahead = self.habits.overlap
-        cycle = Cycle.of(self.habits.discipline)
+        cycle, seed = Cycle.of(self.habits.discipline), self.habits.seed
         cycle.ahead = self.habits.overlap
-        self.loop = Loop(self.link, worker, cycle, self.habits.seed, self.habits.least)
+        if isinstance(worker, StreamWorker):
+            self.loop = FlowLoop(self.link, worker, cycle, seed)
+        else:
+            self.loop = Loop(self.link, worker, cycle, seed, self.habits.least)
         return self.loop
 
     def run(self) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,21 +10,15 @@ from typing import Any, NoReturn
 import msgspec
 from torch import Tensor
 
-from offbeat.choices import Elastic
 from offbeat.contribution import Snapshot
 from offbeat.engine.process import Child, fork
 from offbeat.errors import RunError
-from offbeat.job import Job, Numbers, Place
-from offbeat.layout.cut import Cut
 from offbeat.lease import Lease
 from offbeat.link.memory import Slot
 from offbeat.link.mesh import Mesh, Parted, Tag, Wires
-from offbeat.replica.part import Seat
 from offbeat.replica.split import PartReplica
 from offbeat.send import Outs, Sender
-from offbeat.store.core import Store
 from offbeat.store.table import Flat
-from offbeat.worker import Worker
 
 LEADER = 0
 ORDER: Tag = ("order", 0, 0)
@@ -64,6 +57,10 @@ class Recover(Order):
     """Forget what a step that was not finite left behind."""
 
 
+class Run(Order):
+    """Let leases flow through until their end is told."""
+
+
 class Leave(Order):
     """It is over: tell what this process held and did."""
 
@@ -77,7 +74,7 @@ class Answer(msgspec.Struct, array_like=True):
     figures: dict[str, float] = {}
 
 
-Orders = Begin | Step | Contribute | Accept | Recover | Leave
+Orders = Begin | Step | Contribute | Accept | Recover | Run | Leave
 _encode = msgspec.msgpack.Encoder().encode
 _orders = msgspec.msgpack.Decoder(list[Orders]).decode
 _answer = msgspec.msgpack.Decoder(Answer).decode
@@ -111,6 +108,11 @@ class Share:
         assert self.sender is not None
         assert isinstance(self.sender.replica, PartReplica)
         return self.sender.replica
+
+    @property
+    def steps(self) -> int:
+        """Steps that this process has begun since it joined."""
+        return 0 if self.sender is None else self.replica.part.steps
 
     def obey(self, order: Orders) -> Answer:
         if isinstance(order, Begin):
@@ -188,15 +190,24 @@ class Team:
 
     def ask(self, order: Orders) -> list[Answer]:
         """Everybody's answer, in the order of the processes."""
-        packet, self.untold = _encode([*self.untold, order]), []
+        self.start(order)
         try:
-            for process in self.children:
-                self.mesh.send(process, ORDER, packet)
             mine = self.share.obey(order)
-            others = [_answer(self.mesh.receive(process, ANSWER)) for process in self.children]
         except Parted:
-            self._end()
-        return [mine, *others]
+            self.end()
+        return [mine, *self.answers()]
+
+    def start(self, order: Orders) -> None:
+        """Let the others begin; their `answers` are to be taken."""
+        packet, self.untold = _encode([*self.untold, order]), []
+        for process in self.children:
+            self.mesh.send(process, ORDER, packet)
+
+    def answers(self) -> list[Answer]:
+        try:
+            return [_answer(self.mesh.receive(process, ANSWER)) for process in self.children]
+        except Parted:
+            self.end()
 
     def leave(self) -> dict[str, float]:
         """Send everybody home; returns what each process came to."""
@@ -210,7 +221,7 @@ class Team:
                 told[key] = max(told.get(key, 0.0), answer.figures[key])
         return told
 
-    def _end(self) -> NoReturn:
+    def end(self) -> NoReturn:
         """One of the others is gone, and without it the rest is nothing."""
         for child in self.children.values():
             child.kill()
@@ -274,11 +285,12 @@ class SplitSender(Sender):
         return self.all_finite
 
     def accept(self, snapshot: Snapshot) -> None:
+        place, averaged = self.place_of(snapshot), bool(snapshot.updater)
+        self.team.tell(Accept(snapshot.version, snapshot.steps, snapshot.epoch, place, averaged))
+
+    def place_of(self, snapshot: Snapshot) -> int:
         # Lists of views, so found by identity: comparing would look into the tensors.
-        place = next(i for i, p in enumerate(self.slot.incoming) if p is snapshot.parameters)
-        self.team.tell(
-            Accept(snapshot.version, snapshot.steps, snapshot.epoch, place, bool(snapshot.updater))
-        )
+        return next(i for i, p in enumerate(self.slot.incoming) if p is snapshot.parameters)
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:
         self.team.tell(Recover())
@@ -287,45 +299,3 @@ class SplitSender(Sender):
     def nbytes(self) -> int:
         sender = self.team.share.sender
         return 0 if sender is None else sender.nbytes
-
-
-@dataclass(frozen=True)
-class SplitReplica:
-    """How the processes of one worker are made: its job, where it is cut, and its slot."""
-
-    job: Job
-    cut: Cut
-    slot: Slot
-    buffers: Mapping[str, Tensor]  # as they are at first
-    least: float = 0.0
-
-    def team(self, number: int, wire: socket.socket, threads: int) -> Team:
-        """In the leader: fork the others, who have no use for its wire to the server."""
-
-        def share(process: int, mesh: Mesh) -> Share:
-            if process != LEADER:
-                wire.close()
-            return self.share(process, mesh)
-
-        layout = self.cut.layout
-        return Team(layout.pp * layout.tp, share, f"offbeat {number}", threads)
-
-    def share(self, process: int, mesh: Mesh) -> Share:
-        """In each process: what it has of the replica."""
-        job = self.job
-        assert isinstance(job.content, Numbers)
-        seat = Seat(self.cut, process, mesh, job.content.reader, job.content.loss, self.least)
-        bench = Bench(self.slot, self.cut.tables_of(self.cut.stages_of(process)))
-        own = isinstance(job.discipline.send, Elastic)  # its parameters are not what it pulls
-
-        def make() -> Sender:
-            replica = job.make_part(seat, None if own else bench.incoming(0))
-            replica.load_buffers(self.buffers)
-            replica.borrow(self.slot.incoming[0])
-            return job.make_sender(replica, bench.outgoing())
-
-        return Share(make, bench, job.nonfinite == "skip")
-
-    def make(self, team: Team, store: Store, number: int, incarnation: int, place: Place) -> Worker:
-        """In the leader: a worker of an incarnation."""
-        return self.job.worker_of(store, number, incarnation, SplitSender(team, self.slot))

@@ -8,7 +8,7 @@ from offbeat.errors import ConfigError
 from offbeat.layout.blocks import Block, number
 from offbeat.layout.costs import Held, Machines, Profile, held
 from offbeat.layout.partition import Problem, check_count, evenly, partition
-from offbeat.layout.schedule import Op, StageTimes, Timeline, in_flight, most_held, orders, simulate
+from offbeat.layout.schedule import Op, StageTimes, in_flight, most_held, orders, simulate
 from offbeat.layout.value import Layout
 
 
@@ -45,7 +45,6 @@ class Prediction:
     processes: tuple[ProcessFigures, ...]
     seconds: float  # of a step
     idle_share: float
-    timeline: Timeline
 
 
 def where(
@@ -125,6 +124,7 @@ def predict(
     times = _times(profile, machines, ends, speeds)
     order = _orders(layout)
     timeline = simulate(order, times)
+    seconds = _steady(layout, times) if layout.asynchronous else timeline.seconds
     stages = tuple(
         StageFigures(
             stage % layout.pp,
@@ -146,9 +146,9 @@ def predict(
         processes.append(
             ProcessFigures(
                 busy=busy,
-                idle_share=1 - busy / timeline.seconds if timeline.seconds else 0.0,
+                idle_share=1 - busy / seconds if seconds else 0.0,
                 memory=Held(
-                    sum(part.parameters for part in parts),
+                    sum(part.parameters for part in parts) * layout.under_way,
                     sum(part.gradients for part in parts),
                     sum(part.state for part in parts),
                     most_held(order[process], sizes),
@@ -158,9 +158,18 @@ def predict(
                 exchanged=sum(part.gradients for part in parts),
             )
         )
-    return Prediction(
-        tuple(starts), stages, tuple(processes), timeline.seconds, timeline.idle_share, timeline
-    )
+    idle = sum(process.idle_share for process in processes) / len(processes)
+    return Prediction(tuple(starts), stages, tuple(processes), seconds, idle)
+
+
+def _steady(layout: Layout, times: StageTimes) -> float:
+    """Seconds of a step when one follows the other: what some steps more take, for each."""
+    few, more = layout.pp + 2, layout.pp + 6
+    ends = [
+        simulate(orders("1f1b", layout.pp, layout.pieces * count), times).seconds
+        for count in (few, more)
+    ]
+    return (ends[1] - ends[0]) / (more - few)
 
 
 def improved(

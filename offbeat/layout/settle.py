@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from offbeat.choices import Elastic, InPlace
+from offbeat.choices import Elastic, Gradient, InPlace
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.layout.cut import Cut
@@ -28,6 +28,7 @@ class Around:
     whole_loss: bool = False  # whether the loss takes the whole model
     codec: bool = False
     clips_norm: bool = False
+    skips: bool = False  # whether contributions that are not finite are left out
     optimizer: Any = None
 
 
@@ -69,6 +70,17 @@ def _check_around(layout: Layout, around: Around) -> None:
         raise ConfigError(
             "hogwild writes parameters while others read them, and the stages of a replica must "
             "see one version: use asp, or leave layout out"
+        )
+    if layout.asynchronous and not isinstance(around.discipline.send, Gradient):
+        raise ConfigError(
+            f"schedule={layout.schedule} sends a gradient for every batch, and "
+            f"{around.discipline} does not: use bsp, ssp, asp or soft, or schedule=1f1b"
+        )
+    if layout.asynchronous and (around.discipline.drops or around.skips):
+        what = "backup workers drop" if around.discipline.drops else "nonfinite='skip' leaves out"
+        raise ConfigError(
+            f"schedule={layout.schedule} has later batches under way already when {what} one: "
+            "write schedule=1f1b"
         )
     if layout.pp * layout.tp > 1 and around.codec:
         raise ConfigError("codecs work on whole replicas so far: leave codec out, or write pp=1")

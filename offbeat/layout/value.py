@@ -8,7 +8,8 @@ from typing import Any, Self
 from offbeat.errors import ConfigError
 from offbeat.spelling import nearest, read_value, split_arguments
 
-SCHEDULES = ("layers", "gpipe", "1f1b", "interleaved", "zero-bubble")
+SCHEDULES = ("layers", "gpipe", "1f1b", "interleaved", "zero-bubble", "stash", "2bw")
+ASYNCHRONOUS = ("stash", "2bw")
 SPLITS = ("time", "parameters", "count")
 PRECISIONS = ("float32", "bf16")
 CHUNKS = 2  # stages of a process under `interleaved`, unless said: interleaved:3
@@ -66,7 +67,17 @@ class Layout:
         """Microbatches of a step; unless given, as many as keep every stage in use."""
         if self.microbatches is not None:
             return self.microbatches
-        return 1 if self.schedule == "layers" else self.pp
+        return 1 if self.schedule in ("layers", "stash") else self.pp
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the next batches enter before the last one is through."""
+        return self.schedule in ASYNCHRONOUS
+
+    @property
+    def under_way(self) -> int:
+        """Batches that a replica has under way at once, so that no stage runs empty."""
+        return 1 + -(-(self.pp - 1) // self.pieces) if self.asynchronous else 1
 
     def microbatch(self, batch_size: int) -> int:
         """Samples of one microbatch; a batch that does not divide is an error."""
@@ -142,10 +153,10 @@ class Layout:
                 "schedule=interleaved needs two or more processes to alternate between; "
                 "write pp=2, or leave the schedule out"
             )
-        if word == "zero-bubble" and self.replicas > 1:
+        if word in ASYNCHRONOUS and self.pp == 1:
             raise ConfigError(
-                "schedule=zero-bubble computes the gradients of weights late, and replicas that "
-                "are merged meanwhile get wrong ones: write schedule=1f1b, or replicas=1"
+                f"schedule={word} keeps several stages busy, and pp=1 has one; write pp=2, or "
+                "leave the schedule out"
             )
 
     def _check_microbatches(self) -> None:
@@ -156,10 +167,10 @@ class Layout:
                 f"schedule=layers takes the batch whole, not in {count} microbatches: "
                 "leave microbatches out, or write schedule=gpipe"
             )
-        if word in ("1f1b", "zero-bubble") and count < pp:
+        if word in ("1f1b", "zero-bubble", "2bw") and count < pp:
             raise ConfigError(
                 f"schedule={word} with pp={pp} needs at least {pp} microbatches, not {count}: "
-                f"write microbatches={pp}, or schedule=gpipe"
+                f"write microbatches={pp}, or schedule={'stash' if word == '2bw' else 'gpipe'}"
             )
         if word == "interleaved" and count % pp:
             raise ConfigError(

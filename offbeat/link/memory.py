@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offbeat.board import Cells, Row, new_board
 from offbeat.errors import ConfigError
+from offbeat.link.posts import FIELDS, Posts
 from offbeat.store.table import Flat, Table
 
 PAGE = 4096
@@ -96,6 +97,7 @@ class Plan:
     workers: int
     incoming: int = 1
     outgoing: int = 1
+    processes: int = 1  # of each worker
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +105,7 @@ class Plan:
         each = (self.incoming + self.outgoing) * whole
         each += pages(self.statistics.nbytes) + pages(self.updater.nbytes)
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
+        small += pages(self.workers * self.processes * FIELDS * 8)
         return small + 2 * whole + pages(self.statistics.nbytes) + self.workers * each
 
 
@@ -127,6 +130,8 @@ class Shared:
         if file is None:
             self.cells[:] = new_board(plan.workers)
         self.counts = self._numbers(Counts.COUNT)
+        posts = self._numbers(plan.workers * plan.processes * FIELDS)
+        self.posts = [Posts(mine) for mine in posts.reshape(plan.workers, -1, FIELDS)]
         self.parameters = self._flats()
         self.tested = self._flats()
         self.averages = self._flat(plan.statistics)

@@ -42,6 +42,7 @@ class SharedLink:
         self.leases: deque[Lease] = deque()
         self.announce: Callable[[Lease], None] = lambda lease: None  # told of every lease at once
         self.promised = False  # an answer to a pull is due without asking for it
+        self.begun: list[Lease] | None = None  # since the last pull, where a pipeline computes
         self.waited = 0.0
 
     def join(self) -> int:
@@ -89,7 +90,9 @@ class SharedLink:
             slot.statistics.views[name].copy_(tensor)
         for name, tensor in contribution.updater.items():
             slot.updater.views[name].copy_(tensor)
-        ahead = [self.leases[0]] if self.leases and len(slot.outgoing) > 1 else []
+        ahead = self.begun
+        if ahead is None:
+            ahead = [self.leases[0]] if self.leases and len(slot.outgoing) > 1 else []
         absent = sorted(contribution.absent)
         self._send(Push(contribution.part, absent, then_pull, place, ahead))
         self.promised = then_pull

@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,20 @@ class Seat:
     reader: Reader
     loss: Loss
     least: float = 0.0  # seconds that the passes of a step take at the least
+
+
+class Microbatch(NamedTuple):
+    """A piece of a lease: its number, of how many, and which of the lease's samples it has."""
+
+    lease: Lease
+    number: int
+    pieces: int
+    start: int
+    stop: int
+
+    @property
+    def share(self) -> float:
+        return (self.stop - self.start) / self.lease.samples
 
 
 class Part:
@@ -93,7 +107,7 @@ class Part:
                 total += loss or 0.0
             else:
                 self._backward(op, len(pieces))
-        self._sum_tied()
+        self.sum_tied({(stage, name): p for stage, _, name, p in self.parameters()})
         self.total += time.perf_counter() - since
         self.loss = total if self.last in self.stages else None
 
@@ -128,31 +142,42 @@ class Part:
     def _forward(
         self, op: Op, lease: Lease, batch: Any, pieces: Sequence[tuple[int, int]]
     ) -> float | None:
-        first, last = op.stage == 0, op.stage == self.last
-        start, stop = pieces[op.microbatch]
-        if first:
-            value = _cut(batch[0], start, stop)
-        else:
+        value = None
+        if op.stage:
             value = self._receive(op.stage - 1, (ONWARD, op.stage, op.microbatch))
+        one = Microbatch(lease, op.microbatch, len(pieces), *pieces[op.microbatch])
+        out = self.pass_forward(self.passes[op.stage], op.stage, op.microbatch, one, batch, value)
+        if op.stage == self.last:
+            return float(out.item())
+        self._send(op.stage + 1, (ONWARD, op.stage + 1, op.microbatch), out)
+        return None
+
+    def pass_forward(
+        self, passes: Passes, stage: int, key: Any, one: Microbatch, batch: Any, value: Any
+    ) -> Any:
+        """Send a microbatch through a stage; `value` came from the stage before, if there is one.
+
+        The last stage makes its loss of it.
+        """
         since = time.perf_counter()
         # Chance must not depend on which process computes what, nor on when.
+        lease = one.lease
         torch.default_generator.manual_seed(
-            mix(self.seat.reader.seed, 4, lease.epoch, lease.start, op.stage, op.microbatch)
+            mix(self.seat.reader.seed, 4, lease.epoch, lease.start, stage, one.number)
         )
         cost = None
-        if last:
-            target, share = _cut(batch[1], start, stop), (stop - start) / lease.samples
+        if stage == 0:
+            value = _cut(batch[0], one.start, one.stop)
+        if stage == self.last:
+            target, share = _cut(batch[1], one.start, one.stop), one.share
 
             def cost(output: Any) -> Tensor:
                 assert not isinstance(self.seat.loss, BatchLoss)
                 return self.seat.loss(output, target) * share
 
-        out = self.passes[op.stage].forward(op.microbatch, value, cost)
-        self._spent(since, 1 / 3, len(pieces))
-        if last:
-            return float(out.item())
-        self._send(op.stage + 1, (ONWARD, op.stage + 1, op.microbatch), out)
-        return None
+        out = passes.forward(key, value, cost)
+        self._spent(since, 1 / 3, one.pieces)
+        return out
 
     def _backward(self, op: Op, pieces: int) -> None:
         passes, key = self.passes[op.stage], op.microbatch
@@ -180,9 +205,8 @@ class Part:
         self.busy += time.perf_counter() - since
 
     @torch.no_grad()
-    def _sum_tied(self) -> None:
+    def sum_tied(self, mine: Mapping[tuple[int, str], nn.Parameter]) -> None:
         """The owner of a tied parameter adds up the gradients of all stages, in their order."""
-        mine = {(stage, name): p for stage, _, name, p in self.parameters()}
         for stage in self.numbers:
             for held in self.cut.borrowed(stage):
                 gradient = mine[stage, held.name].grad

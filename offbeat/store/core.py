@@ -77,13 +77,13 @@ class Store:
         self.log.write(Joined(now, worker, incarnation, clock))
         return incarnation
 
-    def lose(self, worker: int, now: float) -> None:
+    def lose(self, worker: int, now: float, why: str = "") -> None:
         """Give `worker` up: its leases go out again and nobody waits for it any more."""
         leases = self.leases.reclaim(worker)
         board.set_state(self.cells, worker, State.LOST)
         if self.parameters is not None:
             self.parameters.forget(worker)
-        self.log.write(Lost(now, worker, int(self.cells[Row.INCARNATION, worker]), leases))
+        self.log.write(Lost(now, worker, int(self.cells[Row.INCARNATION, worker]), leases, why))
         self._settle(now)
 
     def rest(self, worker: int, now: float, wait: float = 0.0, communication: float = 0.0) -> None:

@@ -1,0 +1,83 @@
+"""How the processes of a worker are made where a replica is split over several."""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from offbeat.choices import Elastic
+from offbeat.engine.flow import FlowSender, FlowShare
+from offbeat.engine.team import LEADER, Bench, Share, SplitSender, Team
+from offbeat.job import Job, Numbers, Place
+from offbeat.layout.cut import Cut
+from offbeat.link.memory import Slot
+from offbeat.link.mesh import Mesh
+from offbeat.link.posts import Posts
+from offbeat.replica.flow import Flow
+from offbeat.replica.part import Seat
+from offbeat.replica.split import PartReplica
+from offbeat.send import Sender
+from offbeat.store.core import Store
+from offbeat.worker import Worker
+
+
+@dataclass(frozen=True)
+class SplitReplica:
+    """How the processes of one worker are made: its job, where it is cut, and its slot."""
+
+    job: Job
+    cut: Cut
+    slot: Slot
+    posts: Posts
+    buffers: Mapping[str, Tensor]  # as they are at first
+    least: float = 0.0
+
+    def team(self, number: int, wire: socket.socket, threads: int) -> Team:
+        """In the leader: fork the others, who have no use for its wire to the server."""
+
+        def share(process: int, mesh: Mesh) -> Share:
+            if process != LEADER:
+                wire.close()
+            return self.share(process, mesh)
+
+        layout = self.cut.layout
+        return Team(layout.pp * layout.tp, share, f"offbeat {number}", threads)
+
+    def share(self, process: int, mesh: Mesh) -> Share:
+        """In each process: what it has of the replica."""
+        share = self._share(process, mesh)
+        mesh.waits = self.posts.writer(process, lambda: share.steps)
+        return share
+
+    def _share(self, process: int, mesh: Mesh) -> Share:
+        job = self.job
+        assert isinstance(job.content, Numbers)
+        seat = Seat(self.cut, process, mesh, job.content.reader, job.content.loss, self.least)
+        bench = Bench(self.slot, self.cut.tables_of(self.cut.stages_of(process)))
+        own = isinstance(job.discipline.send, Elastic)  # its parameters are not what it pulls
+        skips = job.nonfinite == "skip"
+        if self.cut.layout.asynchronous:
+            return FlowShare(partial(self._flowing, seat, bench), bench, skips, mesh)
+
+        def make() -> Sender:
+            replica = job.make_part(seat, None if own else bench.incoming(0))
+            replica.load_buffers(self.buffers)
+            replica.borrow(self.slot.incoming[0])
+            return job.make_sender(replica, bench.outgoing())
+
+        return Share(make, bench, skips)
+
+    def _flowing(self, seat: Seat, bench: Bench) -> Sender:
+        assert isinstance(self.job.content, Numbers)
+        flow = Flow(self.job.content.model, seat, self.slot.incoming, self.slot.outgoing)
+        tables = [flat.table for flat in bench.incoming(0)]
+        replica = PartReplica(flow, tables, bench.incoming(0))
+        replica.load_buffers(self.buffers)
+        return self.job.make_sender(replica, bench.outgoing())
+
+    def make(self, team: Team, store: Store, number: int, incarnation: int, place: Place) -> Worker:
+        """In the leader: a worker of an incarnation."""
+        kind = FlowSender if self.cut.layout.asynchronous else SplitSender
+        return self.job.worker_of(store, number, incarnation, kind(team, self.slot))
