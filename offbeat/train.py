@@ -16,8 +16,9 @@ from offbeat.engine.local import run_local
 from offbeat.engine.sim import Simulation
 from offbeat.engine.sim_state import drive, restore
 from offbeat.engine.steward import Rhythm
+from offbeat.engine.verify import verify
 from offbeat.errors import ConfigError
-from offbeat.job import Job
+from offbeat.job import Job, Numbers
 from offbeat.kept import Kept
 from offbeat.layout.value import Layout, as_layout
 from offbeat.log import Listener
@@ -44,6 +45,7 @@ class TrainOptions(Options, total=False):
     threads: int | None  # of each worker; None shares the cores; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
     listeners: Sequence[Listener]  # see every record as it is written
+    verify: bool  # first compare one step of the layout with one process, gradient by gradient
     watch: bool  # show the run on a page of this machine; its address is printed
     origin: dict[str, Any]  # what the run folder says of where model and data came from
 
@@ -88,7 +90,7 @@ def train(
     listeners = options.pop("listeners", ())
     if options.pop("watch", False):
         listeners = (*listeners, Watch(str(discipline), virtual=engine == "sim"))
-    origin = options.pop("origin", {})
+    origin, verified = options.pop("origin", {}), options.pop("verify", False)
     start = options.pop("start", None)
     wanted = Essentials(
         model, data, loss, discipline, optimizer, len(simulated), batch_size, epochs, seed
@@ -109,6 +111,8 @@ def train(
             check(job, local)
         else:
             job.check_simulated()
+        if verified:
+            _verify(job, local)
         kept = Kept.open(out, resume, config, job)
         kept.recount(tally)
         for listener in listeners:
@@ -162,6 +166,15 @@ def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | N
     if given.get("emulate") is not None:
         given["emulate"] = emulated(given["emulate"], 4 if workers is None else workers)
     return Local(**given)
+
+
+def _verify(job: Job, local: Local | None) -> None:
+    if local is None or not isinstance(job.content, Numbers) or job.content.cut is None:
+        raise ConfigError(
+            "verify=True compares the processes of a layout with one process: pass layout='pp=2' "
+            "with engine='local', or leave verify out"
+        )
+    verify(job, local.threads_for(job))
 
 
 def _describe_engine(job: Job, local: Local | None, cluster: Cluster) -> dict[str, Any]:

@@ -138,6 +138,10 @@ LAYERS: dict[str, set[str]] = {
         *("contribution", "lease", "loop", "send", "worker", "store.table", "link"),
         *("replica.flow", "engine.team"),
     },
+    "engine.verify": {
+        *("errors", "discipline", "job", "lease", "layout.cut", "link.memory"),
+        *("replica.objective", "store.table", "engine"),
+    },
     "engine.split": {
         *("choices", "job", "send", "worker", "store.core", "layout.cut", "link"),
         *("replica.flow", "replica.part", "replica.split", "engine"),

@@ -68,8 +68,8 @@ class _Begun:
 class FlowSender(SplitSender):
     """The leader's sender: the gradient of the lease that came through last lies in the slot."""
 
-    def __init__(self, team: Team, slot: Slot):
-        super().__init__(team, slot)
+    def __init__(self, team: Team, slot: Slot, still: bool = False):
+        super().__init__(team, slot, still)
         team.start(Run())
         assert isinstance(team.share, FlowShare)
         self.flow = team.share.flow

@@ -33,6 +33,10 @@ class Begin(Order):
     """A new incarnation: forget all that an earlier one had."""
 
 
+class Still(Order):
+    """Compute as in a test: no chance, no statistics that move."""
+
+
 class Step(Order):
     """Compute a lease, each its part."""
 
@@ -74,7 +78,7 @@ class Answer(msgspec.Struct, array_like=True):
     figures: dict[str, float] = {}
 
 
-Orders = Begin | Step | Contribute | Accept | Recover | Run | Leave
+Orders = Begin | Still | Step | Contribute | Accept | Recover | Run | Leave
 _encode = msgspec.msgpack.Encoder().encode
 _orders = msgspec.msgpack.Decoder(list[Orders]).decode
 _answer = msgspec.msgpack.Decoder(Answer).decode
@@ -129,6 +133,8 @@ class Share:
             self._accept(self.sender, order)
         elif isinstance(order, Recover):
             self.sender.recover(self.good)
+        elif isinstance(order, Still):
+            self.replica.part.train(False)
         else:
             return Answer(figures=self.figures(self.sender))
         return Answer()
@@ -261,9 +267,12 @@ def _member(process: int, wires: Wires, main: Callable[[int, Mesh], Share]) -> N
 class SplitSender(Sender):
     """The leader's sender: what a sender does, done by every process of the replica."""
 
-    def __init__(self, team: Team, slot: Slot):
+    def __init__(self, team: Team, slot: Slot, still: bool = False):
+        """`still` computes as in a test."""
         self.team, self.slot = team, slot
         team.tell(Begin())
+        if still:
+            team.tell(Still())
         self.replica = team.share.replica
         self.outs = slot.outgoing
         self.out = self.outs[0]

@@ -84,6 +84,11 @@ class Flow(Part):
             mine[held.here].data = views[held.name]
         self.weights.append({held.name: mine[held.here] for held in self.cut.held[self.number]})
 
+    def train(self, mode: bool = True) -> None:
+        super().train(mode)
+        for track in self.tracks:
+            track.stage.train(mode)
+
     # ------------------------------------------------------------ what comes in
 
     def put(self, sequence: int, lease: Lease, place: int, out: int) -> None:

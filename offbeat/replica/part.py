@@ -74,9 +74,9 @@ class Part:
         self.steps = 0
         self.loss: float | None = None  # of the last step, where the last stage is
 
-    def train(self) -> None:
+    def train(self, mode: bool = True) -> None:
         for stage in self.stages.values():
-            stage.train()
+            stage.train(mode)
 
     def parameters(self) -> Iterator[tuple[int, str, str, nn.Parameter]]:
         """Trained parameters: stage, name there, name in the store, and the parameter."""
