@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks import simulator, watch
 from benchmarks.figure import Figure
-from benchmarks.local import exchange, models, straggler
+from benchmarks.local import exchange, layouts, models, straggler
 from benchmarks.machine import Others, described, machine
 from benchmarks.peers.launch import PeerFailed
 from benchmarks.scale import QUICK, Scale
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "article": models.article,
     "prediction": models.prediction,
     "watch": watch.watch,
+    "layouts": layouts.layouts,
 }
 # The share of the cores that others may take before the figures mean little.
 DISTURBED = 0.05

@@ -27,6 +27,7 @@ class Scale:
     demo_rows: int | None = None  # all
     demo_epochs: int | None = None  # as many as the demo has
     watch_epochs: int = 150  # of a run with the live page, some seconds
+    layout_steps: int = 20  # of a split model
     workers: int = 10_000  # of the simulated cluster
     mnist: Path | None = None
 
@@ -49,5 +50,6 @@ QUICK = Scale(
     demo_rows=2,
     demo_epochs=2,
     watch_epochs=20,
+    layout_steps=4,
     workers=1_000,
 )

@@ -1,0 +1,135 @@
+"""Runs of split models, each in a process of its own that returns plain numbers."""
+
+import tempfile
+from functools import partial
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+import offbeat as ob
+from benchmarks.local.runs import NEVER, WARM_UP, Steps, per_second
+from benchmarks.peers.common import accuracy
+from offbeat.recipes import chars, mnist
+
+BATCH, WIDTH = 16, 32
+TEXT = "To be, or not to be, that is the question: "
+
+
+def _chain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
+
+
+def _made_up(samples: int) -> TensorDataset:
+    torch.manual_seed(0)
+    return TensorDataset(torch.randn(samples, WIDTH), torch.randint(WIDTH, (samples,)))
+
+
+def _seconds(steps: Steps) -> float:
+    """Of a step, between the first ones and the last ones, when the pipeline empties."""
+    times = steps.times[0][WARM_UP:-WARM_UP]
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def emulated(layout: str, least: float, steps: int) -> dict[str, Any]:
+    """Seconds of a step of one replica whose processes compute for `least` seconds each."""
+    seen = Steps(1)
+    ob.train(
+        _chain(),
+        _made_up(BATCH * (steps + 2 * WARM_UP)),
+        functional.cross_entropy,
+        discipline="asp",
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+        layout=layout,
+        workers=1,
+        threads=1,
+        emulate=[least],
+        batch_size=BATCH,
+        checkpoint_every=NEVER,
+        listeners=[seen],
+    )
+    return {"seconds": _seconds(seen)}
+
+
+def replicas(layout: str, emulate: list[float], seconds: float) -> dict[str, Any]:
+    """Samples/s of replicas of unequal speed under asp."""
+    steps = ceil(sum(seconds / least for least in emulate))
+    seen = Steps(len(emulate))
+    ob.train(
+        _chain(),
+        _made_up(BATCH * (steps + 2 * WARM_UP * len(emulate))),
+        functional.cross_entropy,
+        discipline="asp",
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+        layout=layout,
+        workers=len(emulate),
+        threads=1,
+        emulate=emulate,
+        batch_size=BATCH,
+        checkpoint_every=NEVER,
+        listeners=[seen],
+    )
+    return {"per_second": per_second(seen.times, BATCH)}
+
+
+def mnist_accuracy(
+    folder: str, layout: str, epochs: int, seed: int, samples: int | None
+) -> dict[str, Any]:
+    """The accuracy of a perceptron of eight blocks after so many epochs."""
+    task = mnist(folder, seed=seed, limit=samples)
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(),
+        nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10),
+    )  # fmt: skip
+    run = ob.train(
+        model,
+        task.data,
+        task.loss,
+        discipline="bsp",
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        layout=layout,
+        workers=1,
+        threads=1,
+        batch_size=32,
+        epochs=epochs,
+        seed=seed,
+        checkpoint_every=NEVER,
+    )
+    assert isinstance(task.test, TensorDataset)
+    return {"accuracy": accuracy(run.model, task.test.tensors)}
+
+
+def predicted(layout: str, steps: int) -> dict[str, Any]:
+    """Seconds of a step of the character transformer, as predicted and as measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "text.txt")
+        path.write_text(TEXT * (64 * 32 * (steps + 2 * WARM_UP) * 10 // 9 // len(TEXT) + 64))
+        task = chars(path)
+    torch.set_num_threads(1)
+    sample = torch.stack([task.data[index][0] for index in range(32)])
+    told = ob.explain(layout, task.model, sample)
+    seen = Steps(1)
+    ob.train(
+        task.model,
+        task.data,
+        task.loss,
+        discipline="asp",
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+        layout=ob.Layout.parse(f"{layout},split={'+'.join(told.split)}"),
+        workers=1,
+        threads=1,
+        batch_size=32,
+        checkpoint_every=NEVER,
+        listeners=[seen],
+    )
+    times = seen.times[0][WARM_UP:-WARM_UP]
+    lasted = [after - before for before, after in pairwise(times)]
+    return {"predicted": told.seconds, "measured": median(lasted)}
