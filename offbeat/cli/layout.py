@@ -25,10 +25,7 @@ from offbeat.replica.objective import BatchLoss
 from offbeat.report.tables import console, rate, seconds, share, size
 from offbeat.task import Task
 
-LATER = (
-    "Predicted from blocks measured one by one in this process; nothing else was started. "
-    "Running split models comes later: no engine takes a layout yet."
-)
+HOW = "Predicted from blocks measured one by one in this process; nothing else was started."
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 _LAYOUT = typer.Option("--layout", help="How a replica is split.", metavar="pp=2,microbatches=8")
@@ -77,7 +74,7 @@ def layout(
     finally:
         torch.set_num_threads(before)
     if json:
-        print_json(asdict(found) | {"threads": threads, "note": LATER})
+        print_json(asdict(found) | {"threads": threads, "note": HOW})
         return
     screen = console(sys.stdout)
     screen.print(f"{found.layout} for {origin}", soft_wrap=True, markup=False)
@@ -125,7 +122,7 @@ def shown(found: Explanation, asked: Layout, threads: int) -> RenderableType:
     lines.add_column()
     for name, words in _figures(found, asked, threads):
         lines.add_row(name, Text(words))
-    return Group(lines, Text(""), _processes(found), Text(""), Text(LATER))
+    return Group(lines, Text(""), _processes(found), Text(""), Text(HOW))
 
 
 def _figures(found: Explanation, asked: Layout, threads: int) -> Iterable[tuple[str, str]]:
