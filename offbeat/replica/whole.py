@@ -101,7 +101,8 @@ class Replica:
     def load(self, parameters: Sequence[Flat]) -> None:
         """Take over what was pulled: one copy per shard, none where it may be used in place."""
         if self.by_reference:
-            if parameters[0] is not self.flats[0]:
+            # A stage without parameters of its own pulls none.
+            if parameters and parameters[0] is not self.flats[0]:
                 self.bind(parameters)
             return
         for mine, theirs in zip(self.flats, parameters, strict=True):
