@@ -73,12 +73,12 @@ class Passes:
         # Only one schedule needs it, and it brings a good part of torch.distributed along.
         from torch.distributed.pipelining._backward import stage_backward_input
 
-        if self.halves is False:
+        weights = self._weights()
+        if self.halves is False or not weights:  # without weights the first half is all
             return self.backward(key, gradients)
         flight = self._seeded(self.flights[key], gradients)
         if not flight.entered or not flight.left:
             return [None] * len(flight.entered)
-        weights = self._weights()
         if self.halves is None:
             flight.weights = torch.autograd.grad(
                 flight.left, weights, flight.seeds, retain_graph=True, allow_unused=True
