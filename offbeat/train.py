@@ -82,7 +82,7 @@ def train(
             "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
             "to slow down real workers"
         )
-    workers = _replicas(options.get("layout"), workers)
+    workers = _replicas(options.get("layout"), workers, cluster)
     local = _local(options, engine, workers)
     simulated = _cluster(cluster, workers)
     every = options.pop("evaluate_every", None)
@@ -136,11 +136,15 @@ def train(
             return _simulate(job, simulated, session, kept, tally)
 
 
-def _replicas(layout: Layout | str | None, workers: int | None) -> int | None:
-    """A worker is a replica, and a layout may say how many there are."""
+def _replicas(
+    layout: Layout | str | None, workers: int | None, cluster: Cluster | str | None
+) -> int | None:
+    """A worker is a replica, and a layout may say how many there are, or leave it to a cluster."""
     if layout is None:
         return workers
     replicas = as_layout(layout).replicas
+    if replicas == 1 and cluster is not None:
+        return workers
     if workers is not None and replicas not in (1, workers):
         raise ConfigError(
             f"workers={workers}, but the layout has replicas={replicas}: leave one of them out"
