@@ -49,7 +49,9 @@ class Passes:
         """What the stage makes of `value`, or the loss of that; `key` is for the way back."""
         entered = mapped(_start, value)
         with autocast(self.precision):
-            out = self.stage(mapped(_writable, entered))
+            # A copy: the first operation may write in place, which no start of a graph allows, nor
+            # other microbatches of the same batch, whose memory this one shares.
+            out = self.stage(mapped(Tensor.clone, entered))
             if cost is not None:
                 out = cost(out)
         self.flights[key] = _Flight(
@@ -126,8 +128,3 @@ class Passes:
 def _start(tensor: Tensor) -> Tensor:
     """The same values as the start of a graph of their own."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _writable(tensor: Tensor) -> Tensor:
-    # The first operation of a stage may write in place, which no start of a graph allows.
-    return tensor.clone() if tensor.requires_grad else tensor
