@@ -223,6 +223,17 @@ def in_place() -> nn.Module:
     return nn.Sequential(linear(), nn.ReLU(inplace=True), linear(), nn.Linear(WIDTH, 2))
 
 
+class Halve(nn.Module):
+    """Writes in place what it is given, the samples of the batch themselves if it comes first."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.mul_(0.5)
+
+
+def in_place_at_once() -> nn.Module:
+    return nn.Sequential(Halve(), linear(), Halve(), linear(), Halve(), nn.Linear(WIDTH, 2))
+
+
 def frozen_first() -> nn.Module:
     model = nn.Sequential(linear(), nn.Tanh(), linear(), nn.Linear(WIDTH, 2))
     model[0].requires_grad_(False)
@@ -273,6 +284,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "no parameters in the middle": (bare_middle, "1+2"),
     "no parameters at both ends": (bare_ends, "1+2"),
     "writes in place first": (in_place, "1+3"),
+    "writes the samples in place": (in_place_at_once, "2+4"),
     "all frozen in the first": (frozen_first, "2+3"),
     "frozen in the middle": (frozen_inside, "1+3"),
     "frozen in the last": (frozen_last, "1+2"),
