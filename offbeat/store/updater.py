@@ -57,7 +57,10 @@ class Clip:
 
 _FEW = 1 << 20  # bytes; a large model goes tensor by tensor, which is kinder to the cache
 # Rules whose step is known to need nothing from its wrappers but that gradients are off.
-_BARE = ("torch.optim.sgd", "torch.optim.adam", "torch.optim.adamw", "torch.optim.adagrad")
+_BARE = (
+    "torch.optim.sgd", "torch.optim.adam", "torch.optim.adamw", "torch.optim.adagrad",
+    optim.__name__,
+)  # fmt: skip
 
 # A group of parameters with settings of its own: names, and what the optimiser is told of them.
 Group = tuple[tuple[str, ...], dict[str, Any]]
@@ -136,10 +139,13 @@ class Updater:
             group["lr"] = lr
 
     def _step(self) -> None:
-        """A step without PyTorch's wrappers for profiles and hooks, which cost more than it."""
+        """A step without PyTorch's wrappers for profiles and hooks, which cost more than it.
+
+        A scheduler wraps the step as well, to see that one came before it; `advance` knows that.
+        """
         rule = self.rule
         hooked = rule._optimizer_step_pre_hooks or rule._optimizer_step_post_hooks
-        if hooked or self.scheduler is not None or type(rule).__module__ not in _BARE:
+        if hooked or type(rule).__module__ not in _BARE:
             rule.step()
             return
         with torch.no_grad():
