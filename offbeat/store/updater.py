@@ -109,6 +109,8 @@ class Updater:
         self.moved = 0  # how often the schedule has moved on
         # Plain gradient descent over few bytes: the sums themselves, without looking for more.
         self._plain = _is_plain(self.rule) and total_bytes(self.tensors.values()) <= _FEW
+        self._plain &= not any(tensor.requires_grad for tensor in self.tensors.values())
+        self._ours = list(self.tensors.values())
         self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
@@ -117,8 +119,7 @@ class Updater:
             given = [g for name in self.names if (g := gradients.get(name)) is not None]
             if len(given) == len(self.names):
                 lr = self.rule.param_groups[0]["lr"] * rate
-                with torch.no_grad():
-                    torch._foreach_add_(list(self.tensors.values()), given, alpha=-lr)
+                torch._foreach_add_(self._ours, given, alpha=-lr)
                 return
         for name, tensor in self.tensors.items():
             tensor.grad = gradients.get(name)
