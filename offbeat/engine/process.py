@@ -128,8 +128,9 @@ def _send_helpers_home() -> None:
 def _keep_freed_memory() -> None:
     """Let what one step frees be there for the next, where the C library can be told so.
 
-    Otherwise large activations and gradients go back to the system at every step, more so from a
-    thread that is not the first, and thousands of pages are fetched and cleared again.
+    Otherwise large activations and gradients go back to the system at every step, and thousands of
+    pages are fetched and cleared again; most of all in a thread with a heap of its own, so a new
+    one gets the first one's.
     """
     tell = getattr(ctypes.CDLL(None), "mallopt", None)
     if tell is not None:
