@@ -121,17 +121,24 @@ class Job:
             store.pull_bytes = self.content.nbytes
         return store
 
-    def make_parameters(self, flats: Sequence[Flat] | None = None) -> Parameters | None:
+    def make_parameters(
+        self,
+        flats: Sequence[Flat] | None = None,
+        held: Sequence[int] | None = None,
+        kind: type[Parameters] = Parameters,
+    ) -> Parameters | None:
+        """The store's numbers, or those of some of its shards."""
         if isinstance(self.content, Ghost):
             return None
         numbers = self.content
-        return Parameters(
+        return kind(
             numbers.model,
             numbers.placement,
             numbers.store_rule,
             self.discipline.weigh,
             numbers.policies,
             flats,
+            held,
         )
 
     def make_worker(

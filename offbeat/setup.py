@@ -31,6 +31,7 @@ from offbeat.store.table import (
     ByWeight,
     Placement,
     Staged,
+    count,
     fingerprint,
     total_bytes,
 )
@@ -223,9 +224,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "nonfinite": job.nonfinite,
         "hash_every": job.hash_every,
         "shuffle": numbers.reader.shuffle,
-        "shards": len(numbers.placement.weights)
-        if isinstance(numbers.placement, ByWeight)
-        else numbers.placement.shards,
+        "shards": count(numbers.placement),
         "optimizer": describe_optimizer(optimizer),
         "schedule": _describe_schedule(numbers),
         "clip": _clip_text(numbers),

@@ -19,7 +19,7 @@ from offbeat.engine.steward import Rhythm
 from offbeat.engine.verify import verify
 from offbeat.errors import ConfigError
 from offbeat.job import Job, Numbers
-from offbeat.kept import Kept
+from offbeat.kept import Kept, begin_with
 from offbeat.layout.value import Layout, as_layout
 from offbeat.log import Listener
 from offbeat.replica.evaluate import Evaluator
@@ -122,7 +122,7 @@ def train(
             crew = Crew(job, local, kept.folder, evaluator, rhythm)
             if earlier is not None:
                 kept.begin_with(crew.store, earlier)  # now, to find what does not fit
-                crew.begin = partial(kept.begin_with, earlier=earlier)
+                crew.begin = partial(begin_with, earlier=earlier)
             return run_local(crew, kept, tally, listeners)
         log = kept.log()
         store = job.make_store(log)

@@ -127,9 +127,9 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.orders": set(),
     "engine.server": {
-        *("errors", "board", "lease", "contribution", "link", "store.core", "store.table"),
+        *("errors", "board", "lease", "contribution", "link"),
+        *("store.core", "store.parameters", "store.table"),
     },
-    "engine.keep": {"link.memory"},
     "engine.team": {
         *("errors", "contribution", "lease", "send", "store.table", "link", "replica.split"),
         "engine.process",
@@ -146,6 +146,15 @@ LAYERS: dict[str, set[str]] = {
         *("choices", "job", "send", "worker", "store.core", "layout.cut", "link"),
         *("replica.flow", "replica.part", "replica.split", "engine"),
     },
+    "engine.hand": {
+        *("contribution", "log", "link.memory", "link.messages"),
+        *("store.checkpoint", "store.parameters"),
+    },
+    "engine.spread": {
+        *("choices", "contribution", "discipline", "link.memory", "link.messages", "engine"),
+        *("store.parameters", "store.table"),
+    },
+    "engine.keep": {"link.memory", "store.checkpoint"},
     "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
@@ -170,7 +179,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "kept": {
         *("errors", "job", "log", "run", "setup", "report.summary"),
-        *("store.checkpoint", "store.core", "store.table"),
+        *("store.checkpoint", "store.core", "store.parameters", "store.table"),
     },
     "engine.alone": {
         *("choices", "lease", "job", "worker", "loop", "run", "session", "script", "kept"),

@@ -32,6 +32,7 @@ from offbeat.link.messages import (
     to_store,
 )
 from offbeat.store.core import Store
+from offbeat.store.parameters import Parameters
 from offbeat.store.table import Flat
 
 FROZEN = 3  # times patience that a silent worker may take to wake before it is replaced
@@ -74,6 +75,9 @@ class Server:
         self.words: dict[int, dict[str, float]] = {}  # what each said at the end
         self.statistics = [Flat(shared.plan.statistics) for _ in shared.slots]
         self.silent: Callable[[int], None] = lambda number: None  # told when one is frozen
+        self.give: Callable[[int, int], None] = (
+            self._give
+        )  # copies what is pulled into a worker's slot
         self.handlers: dict[type[Message], Callable[..., None]] = {
             Push: self._push,
             Pull: self._pull,
@@ -185,7 +189,8 @@ class Server:
             None,
             frozenset(message.absent),
             statistics.views,
-            {name: view.clone() for name, view in slot.updater.views.items()},
+            slot.updater.views,
+            message.place,
         )
         self.unpushed[number] = 0
         verdict = self.store.push(contribution, self.clock())
@@ -236,7 +241,7 @@ class Server:
             self._grant(self.ready.popleft())
 
     def _grant(self, number: int) -> None:
-        """The one copy of a pull: the worker uses that place for nothing else meanwhile."""
+        """Give the worker its turn; it uses that place for nothing else meanwhile."""
         if number not in self.wires or self.store.lost(number):
             return
         now = self.clock()
@@ -244,12 +249,7 @@ class Server:
         slot = self.shared.slots[number]
         place = self.pulls[number] % len(slot.incoming)
         self.pulls[number] += 1
-        assert snapshot.parameters is not None
-        for mine, theirs in zip(slot.incoming[place], snapshot.parameters, strict=True):
-            if mine is not theirs:
-                mine.copy_(theirs)
-        for name, tensor in snapshot.updater.items():
-            slot.updater.views[name].copy_(tensor)
+        self.give(number, place)
         waited = now - self.held_since.pop(number, now)
         leases = self._top_up(number, snapshot.steps)
         self._send(
@@ -261,10 +261,20 @@ class Server:
                 leases,
                 waited,
                 place,
-                bool(snapshot.updater),
+                bool(self.parameters.updater_bytes),
             ),
         )
         self._expect(number)
+
+    def _give(self, number: int, place: int) -> None:
+        parameters = self.parameters
+        slot = self.shared.slots[number]
+        slot.put(place, parameters.held, parameters.flats, parameters.updater_state)
+
+    @property
+    def parameters(self) -> Parameters:
+        assert self.store.parameters is not None
+        return self.store.parameters
 
     def _top_up(self, number: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
         """Leases for `steps` steps and some ahead, less what the worker still has."""
@@ -325,7 +335,7 @@ class Server:
         """What waits in an unfinished round is copied: a next incarnation will use the slot."""
         for one in self.store.gathered:
             if one.part.worker == number:
-                one.keep()
+                self.store.keep(one)
 
     def _wake_resting(self) -> None:
         for number in self.store.wake():

@@ -118,6 +118,17 @@ class Slot:
     statistics: Flat  # averaged buffers
     updater: Flat  # local optimiser state to average; the server answers in the same place
 
+    def put(
+        self, place: int, shards: Sequence[int], flats: Sequence[Flat], updater: dict[str, Tensor]
+    ) -> None:
+        """The one copy of a pull, of the shards that this process holds."""
+        for shard, flat in zip(shards, flats, strict=True):
+            mine = self.incoming[place][shard]
+            if mine is not flat:
+                mine.copy_(flat)
+        for name, tensor in updater.items():
+            self.updater.views[name].copy_(tensor)
+
 
 class Shared:
     """The board, the store's parameters, a copy to test in peace, and a slot per worker."""

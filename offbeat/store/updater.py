@@ -44,15 +44,24 @@ class Clip:
                 raise ConfigError(f"a clipping limit must be positive, not {limit!r}")
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
+        self.limit(gradients)
+        if self.norm is not None and gradients:
+            scale = self.scale([torch.linalg.vector_norm(gradient) for gradient in gradients])
+            for gradient in gradients:
+                gradient.mul_(scale)
+
+    def limit(self, gradients: Sequence[Tensor]) -> None:
+        """Limit the size of each element, which needs no other gradient."""
         if self.value is not None:
             for gradient in gradients:
                 gradient.clamp_(-self.value, self.value)
-        if self.norm is not None and gradients:
-            total = torch.nn.utils.get_total_norm(gradients)
-            # The same arithmetic as clip_grad_norm_, so that one worker equals a plain loop.
-            scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale)
+
+    def scale(self, norms: Sequence[Tensor]) -> Tensor:
+        """What to multiply every gradient by, from the norms of all of them."""
+        assert self.norm is not None
+        # The same arithmetic as clip_grad_norm_, so that one worker equals a plain loop.
+        total = torch.linalg.vector_norm(torch.stack(list(norms)))
+        return torch.clamp(self.norm / (total + 1e-6), max=1.0)
 
 
 _FEW = 1 << 20  # bytes; a large model goes tensor by tensor, which is kinder to the cache
@@ -84,10 +93,10 @@ class Updater:
         self.names: list[str] = []
         groups = []
         for names, settings in recipe.groups:
+            # A group without any of these tensors stays, so that every shard has the same groups.
             mine = [name for name in names if name in tensors]
-            if mine:
-                self.names += mine
-                groups.append({**settings, "params": [tensors[name] for name in mine]})
+            self.names += mine
+            groups.append({**settings, "params": [tensors[name] for name in mine]})
         self.tensors = {name: tensors[name] for name in self.names}
         self.rule = recipe.factory(groups)
         for group in self.rule.param_groups:

@@ -292,12 +292,12 @@ def test_a_server_that_is_always_killed_ends_the_run(gate):
 def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(out, monkeypatch):
     write, calls = checkpoint.save_tensors, []
 
-    def full(path: Path, tensors: Any) -> None:
+    def full(path: Path, tensors: Any) -> str:
         calls.append(path)
         if len(calls) > 2 and "checkpoints" in path.parts:  # the initial tensors are the first
             path.write_bytes(b"half of it")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, tensors)
+        return write(path, tensors)
 
     monkeypatch.setattr(checkpoint, "save_tensors", full)
     what = problem()
