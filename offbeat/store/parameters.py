@@ -249,7 +249,9 @@ class Parameters:
         averages = under("updater/", tensors)
         self.updater_state = {k: averages[k].clone() for k in averages if self.holds(k)}
         self.statistics = {}
-        for path, tensor in under("statistics/", tensors).items():
+        # Averaged buffers are with whoever holds the first shard.
+        averaged = under("statistics/", tensors) if 0 in self.held else {}
+        for path, tensor in averaged.items():
             worker, _, name = path.partition("/")
             self.statistics.setdefault(int(worker), {})[name] = tensor.clone()
 

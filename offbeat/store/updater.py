@@ -215,7 +215,7 @@ class Updater:
     def rates(self) -> list[dict[str, Any]]:
         """Settings of each group that a schedule may have changed, as plain numbers."""
         return [
-            {key: value for key, value in group.items() if _plain(value)}
+            {key: value for key, value in group.items() if key != "params" and _plain(value)}
             for group in self.rule.param_groups
         ]
 

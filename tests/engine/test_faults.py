@@ -467,10 +467,10 @@ import os, sys
 from torch.nn import functional as F
 import offbeat as ob
 from tests.contract.common import problem, run
-from tests.engine.common import Gate, Script, after, children
+from tests.engine.common import Gate, Script, after, children, hands
 
 def tell(record):
-    there = children()
+    there = children() | hands()
     print(*there.values(), flush=True)
     sys.stdin.readline()
     os.kill(os.getpid(), int(sys.argv[1]))
@@ -478,7 +478,7 @@ def tell(record):
 
 gate = Gate(0.02)
 what = problem(samples=48)._replace(loss=gate)
-run("local", what, "asp", workers=3, epochs=5000, out=sys.argv[2], test=what.data,
+run("local", what, "asp", workers=3, epochs=5000, out=sys.argv[2], test=what.data, shards=2,
     listeners=[Script(gate, [after(5), tell])])
 """
 
@@ -504,7 +504,7 @@ def test_everything_ends_with_the_launcher(out, how):
         process.stdin.close()
         assert process.wait() == -how
     try:
-        assert len(pids) == 5
+        assert len(pids) == 6
         for handle in handles:  # readable when that process is gone
             assert select.select([handle], [], [], 60)[0]
     finally:
