@@ -58,6 +58,9 @@ def run(
         float | None, _training("After so long a silent worker is lost.", metavar="SECONDS")
     ] = None,
     codec: options.Codec = None,
+    shards: Annotated[
+        int | None, _training("Parts of the store, each with a process; else the script's.")
+    ] = None,
     seed: Annotated[int | None, _training("Of order and times; else the script's.")] = None,
     out: options.Out = None,
     resume: options.Resume = False,
@@ -80,7 +83,7 @@ def run(
     if not script.is_file():
         raise ConfigError(f"there is no file {script}: write offbeat run [OPTIONS] train.py")
     given = {"codec": codec, "seed": seed, "out": out, "patience": patience}
-    given["checkpoint_every"] = checkpoint_every
+    given |= {"checkpoint_every": checkpoint_every, "shards": shards}
     asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if sync is not None:
         asked["discipline"] = parse(sync)

@@ -371,7 +371,9 @@ def run_local(
 def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     """What the run came to, in its folder too if it has one."""
     words = done.words.values()
-    memory = {"store": sum(done.memory), "store_largest": max(done.memory)}
+    memory = {"store": sum(done.memory)}
+    if len(done.memory) > 1:
+        memory["store_largest"] = max(done.memory)
     for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
         memory[name] = int(max((word.get(key, 0.0) for word in words), default=0.0))
     kinds = ("input_queue", "reading_hidden", "exchange_hidden")

@@ -90,8 +90,9 @@ def test_what_the_processes_hold_adds_up(local_only, tmp_path):
         run(local_only, what, "bsp", workers=2, shards=shards, optimizer=adam).summary().memory
         for shards in (1, 4)
     )
-    assert one["store"] == four["store"] == one["store_largest"]
-    assert four["store_largest"] < four["store"]
+    assert one["store"] == four["store"]
+    assert "store_largest" not in one
+    assert four["store"] / 4 <= four["store_largest"] < four["store"] / 2
 
 
 def test_gradients_that_are_not_finite_are_skipped_by_all(local_only, tmp_path):
