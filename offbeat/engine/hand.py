@@ -215,6 +215,8 @@ class Hand:
     def _export(self, word: Export) -> Answer:
         tested = [self.shared.tested[shard] for shard in self.parameters.held]
         self.parameters.export_to({n: v for flat in tested for n, v in flat.views.items()})
+        for flat in tested:  # it is others who look at them
+            self.shared.arena.let_go(flat.buffer)
         return Done()
 
     def _write(self, word: Write) -> Answer:

@@ -237,6 +237,8 @@ class Spread(Parameters):
         """To where tests are made, and nowhere else: that is where the hands put theirs."""
         self._tell(Export())
         super().export_to(into)
+        for shard in self.held:
+            self.shared.arena.let_go(self.shared.tested[shard].buffer)
         self._hear(Done)
 
     def write(self, file: Callable[[int], Path]) -> Callable[[], list[str]]:

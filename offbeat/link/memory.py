@@ -70,6 +70,11 @@ class Arena:
         self.used += pages(nbytes)
         return piece[:nbytes]
 
+    def let_go(self, piece: Tensor) -> None:
+        """Take a piece out of this process until it is touched again; others have it as it is."""
+        start = piece.data_ptr() - torch.frombuffer(self.map, dtype=torch.uint8).data_ptr()
+        self.map.madvise(mmap.MADV_DONTNEED, start, pages(piece.numel()))
+
     def close(self) -> None:
         """Give up the name of the memory; it goes with the last tensor in it."""
         os.close(self.file)
