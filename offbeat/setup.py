@@ -96,13 +96,14 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     collate, shuffle = options.get("collate"), options.get("shuffle", True)
     reader = Reader(wanted.data, wanted.seed, shuffle, collate)
     cut = _cut(wanted, options, model, reader)
+    placement = _placement(options.get("shards", 1))
     job = Job(
         Numbers(
             model,
             reader,
             wanted.loss or _unknown,
             *_rules(filled, wanted.optimizer, model, options),
-            _placement(options.get("shards", 1)) if cut is None else Staged(cut.groups()),
+            placement if cut is None else Staged(cut.groups(), count(placement)),
             options.get("policies", {}),
             accumulate,
             cut,

@@ -151,7 +151,7 @@ LAYERS: dict[str, set[str]] = {
         *("store.checkpoint", "store.parameters"),
     },
     "engine.spread": {
-        *("choices", "contribution", "discipline", "link.memory", "link.messages", "engine"),
+        *("choices", "contribution", "job", "link.memory", "link.messages", "engine"),
         *("store.parameters", "store.table"),
     },
     "engine.keep": {"link.memory", "store.checkpoint"},

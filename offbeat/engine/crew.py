@@ -135,7 +135,7 @@ class Crew:
         self.shared = Shared(_plan(job, local), memory)
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
-        self.held = held_by(self.shared.plan.tables, job.discipline)
+        self.held = held_by(self.shared.plan.tables, job)
         self.keep = Keep(self.shared, len(self.held))
         self.images: Images | None = None
         whole = len(self.held) == 1  # several processes have no moment at which all is one image

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from offbeat.choices import InPlace
 from offbeat.contribution import Contribution
-from offbeat.discipline import Discipline
 from offbeat.engine.blame import failed, hand_number, name_of, startable
 from offbeat.engine.hand import (
     Advance,
@@ -39,20 +38,21 @@ from offbeat.engine.hand import (
     to_server,
 )
 from offbeat.engine.process import Child, fork
+from offbeat.job import Job, Numbers
 from offbeat.link.memory import Shared
 from offbeat.link.messages import Packets
 from offbeat.store.parameters import Parameters, Step
-from offbeat.store.table import Table, hexadecimal
+from offbeat.store.table import Table, count, dealt, hexadecimal
 
 A = TypeVar("A", bound=Answer)
 
 
-def held_by(tables: Sequence[Table], discipline: Discipline) -> list[list[int]]:
-    """Which shards each process holds, the server's first: one process for every shard."""
-    shards = list(range(len(tables)))
-    if isinstance(discipline.send, InPlace):  # the workers write, and there is no rule
-        return [shards]
-    return [[shard] for shard in shards]
+def held_by(tables: Sequence[Table], job: Job) -> list[list[int]]:
+    """Which tables each process holds, the server's first."""
+    assert isinstance(job.content, Numbers)
+    if isinstance(job.discipline.send, InPlace):  # the workers write, and there is no rule
+        return dealt(tables, 1)
+    return dealt(tables, count(job.content.placement))
 
 
 class Held:

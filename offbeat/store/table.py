@@ -301,23 +301,36 @@ class Staged:
     """A table for the parameters of each stage of a split model, so that a stage needs no other."""
 
     groups: tuple[tuple[str, ...], ...]
-
-    @property
-    def shards(self) -> int:
-        return len(self.groups)
+    shards: int = 1  # processes that hold them, each some tables whole
 
 
 Placement = BySize | ByCount | ByWeight | Staged
 
 
 def count(placement: Placement) -> int:
-    """How many shards there are."""
+    """How many shards there are, and so how many processes may hold the store."""
     return len(placement.weights) if isinstance(placement, ByWeight) else placement.shards
+
+
+def dealt(tables: Sequence[Table], processes: int) -> list[list[int]]:
+    """Which tables each process holds, about equal bytes each; the first has the first table."""
+    found: list[list[int]] = [[] for _ in range(processes)]
+    load = [0] * processes
+    for number in sorted(range(len(tables)), key=lambda i: (-tables[i].nbytes, i)):
+        least = min(range(processes), key=lambda p: (bool(found[p]), load[p], p))
+        found[least].append(number)
+        load[least] += tables[number].nbytes
+    return sorted(sorted(numbers) for numbers in found)
 
 
 def place(entries: Sequence[Entry], placement: Placement) -> list[Table]:
     """Spread the entries over shards; no shard stays empty."""
     if isinstance(placement, Staged):
+        if placement.shards > len(placement.groups):
+            raise ConfigError(
+                f"{placement.shards} shards for {len(placement.groups)} stages with parameters: "
+                "a shard holds whole stages; use fewer shards or more stages"
+            )
         known = {entry.name: entry for entry in entries}
         return [Table.of([known[name] for name in names]) for names in placement.groups]
     if isinstance(placement, ByWeight):

@@ -105,6 +105,27 @@ def test_gradients_that_are_not_finite_are_skipped_by_all(local_only, tmp_path):
         assert ob.replay(out, *what, shards=1).identical
 
 
+def stages() -> torch.nn.Module:
+    linear = torch.nn.Linear
+    return torch.nn.Sequential(linear(3, 8), torch.nn.Tanh(), linear(8, 8), linear(8, 2))
+
+
+@pytest.mark.parametrize(("shards", "files"), [(1, 1), (2, 2)])
+def test_the_stages_of_a_split_model_are_dealt_whole(local_only, shards, files, tmp_path):
+    what, code = problem(stages), {"clip": ob.Clip(norm=0.3)}
+    run(
+        local_only, what, "asp", workers=2, layout="pp=3,microbatches=2", shards=shards, optimizer=ADAM,
+        out=tmp_path / "run", **code,
+    )  # fmt: skip
+    assert len(_files(tmp_path / "run")) == 1 + files
+    check_run(tmp_path / "run", what, shards=1, **code)
+
+
+def test_more_shards_than_stages_are_refused(local_only):
+    with pytest.raises(ob.ConfigError, match="4 shards for 3 stages with parameters: a shard"):
+        run(local_only, problem(stages), "asp", workers=2, layout="pp=3,microbatches=2", shards=4)
+
+
 # ---------------------------------------------------------------- checkpoints
 
 
