@@ -114,7 +114,7 @@ def stages() -> torch.nn.Module:
 def test_the_stages_of_a_split_model_are_dealt_whole(local_only, shards, files, tmp_path):
     what, code = problem(stages), {"clip": ob.Clip(norm=0.3)}
     run(
-        local_only, what, "asp", workers=2, layout="pp=3,microbatches=2", shards=shards, optimizer=ADAM,
+        local_only, what, "asp", workers=2, layout="pp=3,microbatches=4", shards=shards, optimizer=ADAM,
         out=tmp_path / "run", **code,
     )  # fmt: skip
     assert len(_files(tmp_path / "run")) == 1 + files
@@ -123,7 +123,7 @@ def test_the_stages_of_a_split_model_are_dealt_whole(local_only, shards, files, 
 
 def test_more_shards_than_stages_are_refused(local_only):
     with pytest.raises(ob.ConfigError, match="4 shards for 3 stages with parameters: a shard"):
-        run(local_only, problem(stages), "asp", workers=2, layout="pp=3,microbatches=2", shards=4)
+        run(local_only, problem(stages), "asp", workers=2, layout="pp=3,microbatches=4", shards=4)
 
 
 # ---------------------------------------------------------------- checkpoints
