@@ -114,8 +114,8 @@ def stages() -> torch.nn.Module:
 def test_the_stages_of_a_split_model_are_dealt_whole(local_only, shards, files, tmp_path):
     what, code = problem(stages), {"clip": ob.Clip(norm=0.3)}
     run(
-        local_only, what, "asp", workers=2, layout="pp=3,microbatches=4", shards=shards, optimizer=ADAM,
-        out=tmp_path / "run", **code,
+        local_only, what, "asp", workers=2, layout="pp=3,microbatches=4", shards=shards,
+        optimizer=ADAM, out=tmp_path / "run", **code,
     )  # fmt: skip
     assert len(_files(tmp_path / "run")) == 1 + files
     check_run(tmp_path / "run", what, shards=1, **code)
