@@ -1,7 +1,6 @@
 """Several split replicas under every discipline: exact ledgers, replays to the bit, staleness."""
 
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 
 import offbeat as ob
 from offbeat.choices import Gradient
-from offbeat.log import Pulled, Updated, read
+from offbeat.log import Pulled, Updated
 from tests.contract.common import (
     NAMES,
     Problem,
@@ -72,7 +71,16 @@ FLOWING = [name for name in NAMES if flows(named(2)[name])]
 def test_two_replicas_with_several_batches_under_way(local_only, name, schedule, tmp_path):
     what, out = problem(net, samples=60), tmp_path / "run"
     layout = f"pp=2,schedule={schedule},microbatches=2,split=3"
-    run(local_only, what, named(2)[name], workers=2, layout=layout, out=out, hash_every=1, batch_size=8)
+    run(
+        local_only,
+        what,
+        named(2)[name],
+        workers=2,
+        layout=layout,
+        out=out,
+        hash_every=1,
+        batch_size=8,
+    )
     records = check_run(out, what)
     worker = next(p.worker for p in parts_of(records) if p.sequence == 2)
     assert any(part.staleness >= 1 for part in parts_of(records, worker))
@@ -98,8 +106,9 @@ def test_a_replica_three_times_slower(local_only, schedule, tmp_path):
     together = Together(2)
     # Only the last stage computes a loss, and knows its replica by its process's name.
     held = what._replace(loss=Begin(what.loss, together))
+    layout = f"pp=2,schedule={schedule},microbatches=2,split=3"
     run(
-        local_only, held, "asp", workers=2, layout=f"pp=2,schedule={schedule},microbatches=2,split=3",
+        local_only, held, "asp", workers=2, layout=layout,
         emulate=[0.01, 0.03], out=out, hash_every=1, batch_size=8,
     )  # fmt: skip
     records = check_run(out, what)
@@ -133,7 +142,12 @@ class Begin(AtStep):
 @pytest.mark.parametrize("name", ["bsp", "asp-dc", "downpour", "diloco", "easgd"])
 def test_a_simulated_run_is_repeated_and_replayed_to_the_bit(sim_only, name, tmp_path):
     what, out = problem(net, samples=60), tmp_path / "run"
-    how: dict[str, Any] = {"layout": SPLIT, "cluster": "10ms,30ms", "hash_every": 1, "batch_size": 8}
+    how: dict[str, Any] = {
+        "layout": SPLIT,
+        "cluster": "10ms,30ms",
+        "hash_every": 1,
+        "batch_size": 8,
+    }
     one = run(sim_only, what, named(2)[name], out=out, **how)
     other = run(sim_only, what, named(2)[name], **how)
     assert one.parameter_hash == other.parameter_hash
@@ -143,7 +157,12 @@ def test_a_simulated_run_is_repeated_and_replayed_to_the_bit(sim_only, name, tmp
 
 def test_a_simulated_run_with_a_layout_is_resumed_to_the_same_bits(sim_only, tmp_path):
     what, out = problem(net, samples=60), tmp_path / "run"
-    how: dict[str, Any] = {"layout": SPLIT, "cluster": "10ms,30ms", "hash_every": 1, "batch_size": 8}
+    how: dict[str, Any] = {
+        "layout": SPLIT,
+        "cluster": "10ms,30ms",
+        "hash_every": 1,
+        "batch_size": 8,
+    }
     whole = run(sim_only, what, "asp", **how)
 
     class Enough(Exception):
@@ -213,31 +232,3 @@ def test_2bw_never_has_more_than_two_versions_in_use(local_only, tmp_path):
             later = [v for v in pulls if part.base < v < record.version]
             assert len(later) <= 1
     assert max(part.staleness for part in parts_of(records)) == 1
-
-
-def test_a_gradient_on_any_other_version_would_be_noticed(local_only, tmp_path, monkeypatch):
-    """What `check_run` relies on: replay computes each gradient on the version that the log says."""
-    from offbeat.worker import StreamWorker
-
-    out = tmp_path / "run"
-    alone("stash", 3, 1, out)
-
-    def late(self: Any) -> list[Any]:
-        computed, self.todo = self.todo, []
-        self.held = [*getattr(self, "held", []), *computed]
-        return computed
-
-    def made_late(self: Any, *how: Any) -> Any:
-        self.todo, self.held = self.held[:1] or self.todo, self.held[1:]
-        CATCH_UP(self)
-        return CONTRIBUTION(self, *how)
-
-    CATCH_UP, CONTRIBUTION = StreamWorker.catch_up, StreamWorker.contribution
-    monkeypatch.setattr(StreamWorker, "catch_up", late)
-    monkeypatch.setattr(StreamWorker, "computed", lambda self: getattr(self, "held", [])[:1])
-    monkeypatch.setattr(StreamWorker, "contribution", made_late)
-    assert not ob.replay(out, *deep(48)).identical
-    assert len(list(read(out / "log.jsonl"))) > 0
-
-
-SGD = partial(torch.optim.SGD, lr=0.05)

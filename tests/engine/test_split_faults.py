@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import offbeat as ob
-from offbeat.log import EpochDone, Joined, Lost, Record, Updated
+from offbeat.log import EpochDone, Joined, Lost, Record
 from tests.contract.common import Problem, problem, run, scratch
 from tests.engine.common import (
     PATIENCE,

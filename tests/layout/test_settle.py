@@ -188,7 +188,7 @@ def test_what_does_not_go_with_a_layout_is_refused_with_its_remedy(kind: str) ->
 
 def test_ties_are_refused_where_stages_make_steps_of_their_own() -> None:
     model = Tied(3)
-    with pytest.raises(ob.ConfigError, match="token.weight is tied over several stages, which"):
+    with pytest.raises(ob.ConfigError, match=r"token\.weight is tied over several stages, which"):
         settled("pp=2,split=layers.1", model, Around(ob.parse("easgd:2"), 8))
     settled("pp=2,split=layers.1", model, Around(ob.parse("asp"), 8))
 

@@ -1,4 +1,4 @@
-"""The wires between the processes of a replica: what travels, in which order, and what a death is."""
+"""The wires between the processes of a replica: what travels, in which order, and who is dead."""
 
 import socket
 import threading
@@ -67,9 +67,11 @@ def drawn_tensors(draw: st.DrawFn) -> Tensor:
 plain = st.none() | st.booleans() | st.integers(-5, 1 << 40) | st.floats(allow_nan=False)
 values = st.recursive(
     drawn_tensors() | plain | st.text(max_size=3) | st.binary(max_size=3),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.text(max_size=2) | st.integers(0, 3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=2) | st.integers(0, 3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -179,7 +181,7 @@ def test_a_mesh_of_one_keeps_what_it_sends_to_itself() -> None:
 
 
 def test_every_pair_of_processes_has_a_wire_of_its_own() -> None:
-    """Threads stand for processes: each takes its ends of the wires before the others close them."""
+    """Threads stand for processes here, so nobody closes the ends of others."""
     count = 3
     wires = Wires(count)
     assert len(wires.ends) == count * (count - 1)
