@@ -105,7 +105,8 @@ class Share:
         """`skips` says whether contributions that are not finite are left out, and forgotten."""
         self.make, self.bench, self.skips = make, bench, skips
         self.sender: Sender | None = None
-        self.good: dict[str, Any] = {}
+        self.good: dict[str, Any] = {}  # buffers to return to
+        self.later: dict[str, Any] = {}  # those of the last contribution, until it has counted
 
     @property
     def replica(self) -> PartReplica:
@@ -121,10 +122,11 @@ class Share:
     def obey(self, order: Orders) -> Answer:
         if isinstance(order, Begin):
             self.sender = self.make()
-            self.good = self.replica.buffers() if self.skips else {}
+            self.good, self.later = self.replica.buffers() if self.skips else {}, {}
             return Answer()
         assert self.sender is not None
         if isinstance(order, Step):
+            self.good, self.later = self.later or self.good, {}
             loss = self.sender.step(order.lease)
             return Answer(None if self.replica.part.loss is None else loss)
         if isinstance(order, Contribute):
@@ -132,6 +134,7 @@ class Share:
         if isinstance(order, Accept):
             self._accept(self.sender, order)
         elif isinstance(order, Recover):
+            self.later = {}
             self.sender.recover(self.good)
         elif isinstance(order, Still):
             self.replica.part.train(False)
@@ -147,9 +150,9 @@ class Share:
                 slot.statistics.views[name].copy_(buffer)
         for name, tensor in sender.updater_state().items():
             slot.updater.views[name].copy_(tensor)
+        if self.skips:  # the leader will say if another process's numbers were not finite
+            self.later = replica.buffers()
         answer = Answer(absent=sorted(sender.absent), finite=sender.finite())
-        if self.skips and answer.finite:
-            self.good = replica.buffers()
         sender.turn()
         return answer
 
