@@ -144,7 +144,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.split": {
         *("choices", "job", "send", "worker", "store.core", "layout.cut", "link"),
-        *("replica.flow", "replica.part", "replica.split", "engine"),
+        *("replica.flow", "replica.part", "replica.passes", "replica.split", "engine"),
     },
     "engine.hand": {
         *("contribution", "log", "link.memory", "link.messages"),

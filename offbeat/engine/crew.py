@@ -19,7 +19,7 @@ from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
 from offbeat.engine.server import Server, Watch
-from offbeat.engine.split import SplitReplica
+from offbeat.engine.split import SplitReplica, prepare
 from offbeat.engine.spread import Spread, held_by, hire
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
@@ -129,6 +129,7 @@ class Crew:
         self.reads_ahead = local.prefetch
         if job.content.cut is not None:
             self.reads_ahead = False  # each process of a replica reads for itself
+            prepare(job.content.cut)
         if self.reads_ahead is None:
             whole = job.content.accumulate == 1
             self.reads_ahead = whole and worth_it(job.content.reader, job.batch_size)

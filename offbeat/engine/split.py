@@ -17,10 +17,17 @@ from offbeat.link.mesh import Mesh
 from offbeat.link.posts import Posts
 from offbeat.replica.flow import Flow
 from offbeat.replica.part import Seat
+from offbeat.replica.passes import ready_for_halves
 from offbeat.replica.split import PartReplica
 from offbeat.send import Sender
 from offbeat.store.core import Store
 from offbeat.worker import Worker
+
+
+def prepare(cut: Cut) -> None:
+    """In the launcher: what would else be done in each of its processes, and in the first step."""
+    if cut.layout.schedule == "zero-bubble":
+        ready_for_halves()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,14 @@ Cost = Callable[[Any], Tensor]  # the loss of what the last stage gives
 Gradients = Sequence[Tensor | None]
 
 
+def ready_for_halves() -> None:
+    """Load what backward passes in two halves take, once for all processes that are forked later.
+
+    Only one schedule needs it, and it brings a good part of torch.distributed along.
+    """
+    import torch.distributed.pipelining._backward  # noqa: F401
+
+
 def autocast(precision: str) -> AbstractContextManager[Any]:
     """Modules compute in `precision`; parameters stay as they are."""
     if precision == "float32":
@@ -72,7 +80,6 @@ class Passes:
 
     def backward_input(self, key: Any, gradients: Gradients) -> list[Tensor | None]:
         """The first half of a backward pass: only what the stage before waits for."""
-        # Only one schedule needs it, and it brings a good part of torch.distributed along.
         from torch.distributed.pipelining._backward import stage_backward_input
 
         weights = self._weights()
