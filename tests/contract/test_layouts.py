@@ -17,7 +17,7 @@ from offbeat.data import Reader
 from offbeat.lease import Lease
 from offbeat.log import Updated
 from tests.contract.common import Problem, assert_close, assert_same_bits, check_run, run
-from tests.layout.models import WIDTH, WORDS, Carrying, Tied
+from tests.layout.models import WIDTH, WORDS, Carrying, Opaque, Tied
 
 EXACT = 1e-10
 BATCH = 24
@@ -157,6 +157,14 @@ def test_a_last_batch_with_fewer_samples_than_microbatches(local_only, schedule)
         assert all(epoch["missing"] == epoch["repeated"] == 0 for epoch in got.summary().ledger)
     else:
         assert_close(got.model, plainly(what, epochs=2), EXACT)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_a_last_batch_that_does_not_divide_into_microbatches(local_only, schedule):
+    """Five samples are microbatches of one and one of two, which counts twice."""
+    what = tied(BATCH + 5)
+    got = trained(local_only, what, asked(schedule, 2), epochs=2)
+    assert_close(got.model, plainly(what, epochs=2), EXACT)
 
 
 class Sentences(Dataset):
@@ -367,3 +375,60 @@ def test_batch_norm_under_an_asynchronous_schedule(local_only, schedule, tmp_pat
     for norm in (got.model[1], got.model[3]):
         assert int(norm.num_batches_tracked) == 2 * 3 * 2
         assert norm.running_mean.abs().max() > 0
+
+
+# ---------------------------------------------------------------- one process, and what is skipped
+
+
+def test_microbatches_alone_are_one_process_that_computes_in_pieces(local_only, tmp_path):
+    what, out = rows(lambda: Opaque().double(), 3 * BATCH), tmp_path / "run"
+    what = what._replace(loss=lambda output, target: F.mse_loss(output[:, :2], target))
+    got = trained(local_only, what, "microbatches=4", out=out)
+    assert_close(got.model, plainly(what), EXACT)
+    check_run(out, what, epochs=1)
+
+
+class Root(nn.Module):
+    """At zero the slope of its own weight has no number, whatever comes behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return (value * self.gain).abs().sqrt()
+
+
+def skipping() -> nn.Module:
+    return nn.Sequential(
+        Root(), linear(), nn.BatchNorm1d(WIDTH), linear(), nn.BatchNorm1d(WIDTH),
+        nn.Linear(WIDTH, 2),
+    )  # fmt: skip
+
+
+def bad_target(what: Problem) -> None:
+    """The loss alone is not finite: no gradient comes of it."""
+    what.data.tensors[1][5] = float("nan")
+
+
+def bad_input(what: Problem) -> None:
+    """Only the first stage has a gradient that is not finite."""
+    what.data.tensors[0][5] = 0.0
+
+
+@pytest.mark.parametrize("spoil", [bad_target, bad_input])
+def test_what_is_skipped_leaves_nothing_in_any_stage(local_only, spoil):
+    """A stage cannot tell from its own numbers that another's were not finite."""
+    what = rows(skipping, 3 * BATCH)
+    spoil(what)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return output.square().mean() + 0 * target.mean().detach()
+
+    what = what._replace(loss=loss)
+    options = {"layout": "pp=2,microbatches=2,split=3", "nonfinite": "skip", "epochs": 2}
+    got = trained(local_only, what, **options)
+    same = trained("sim", what, **options)
+    skipped = sum(epoch["skipped"] for epoch in got.summary().ledger)
+    assert skipped == 2 * BATCH
+    assert_same_bits(got.model, same.model)

@@ -187,8 +187,8 @@ def test_a_process_that_stands_still_is_named(gate, out, layout, waits):
     assert any(re.search(waits, words) for words in why), why
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
-def test_a_replica_that_wakes_is_refused_and_joins_again(gate, out, schedule):
+@pytest.mark.parametrize(("name", "schedule"), [("bsp", "1f1b"), ("asp", "1f1b"), ("asp", "2bw")])
+def test_a_replica_that_wakes_is_refused_and_joins_again(gate, out, name, schedule):
     """With the same processes, and nothing of what they had under way."""
     pid: list[int] = []
     steps = [
@@ -202,7 +202,7 @@ def test_a_replica_that_wakes_is_refused_and_joins_again(gate, out, schedule):
         lambda record: members(1).get("offbeat 1.1") == pid[0],
     ]
     layout = f"pp=2,microbatches=2,split=count,schedule={schedule}"
-    done, _, what = faulty(gate, "asp", layout, steps, out=out, epochs=20, patience=1.0)
+    done, _, what = faulty(gate, name, layout, steps, out=out, epochs=20, patience=1.0)
     assert_exact(done, SAMPLES, 20)
     assert_replays(done, what)
 
@@ -362,3 +362,29 @@ def test_everything_ends_with_the_launcher(schedule):
     finally:
         for handle in handles:
             os.close(handle)
+
+
+ONCE = """
+import sys
+import torch
+from torch import nn
+import offbeat as ob
+from tests.contract.common import problem, run
+
+def loss(output, target):
+    if torch.is_grad_enabled():
+        assert "torch.distributed.pipelining._backward" in sys.modules
+    return ((output - target) ** 2).mean()
+
+what = problem()._replace(loss=loss)
+run("local", what, "asp", workers=1, epochs=1, layout="pp=2,split=2,schedule=zero-bubble")
+"""
+
+
+def test_what_two_halves_take_is_loaded_before_any_process_is_forked():
+    """It takes seconds; every process would spend them in its first step."""
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", ONCE], cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
+        check=True,
+    )  # fmt: skip
