@@ -377,7 +377,19 @@ def test_batch_norm_under_an_asynchronous_schedule(local_only, schedule, tmp_pat
         assert norm.running_mean.abs().max() > 0
 
 
-# ---------------------------------------------------------------- one process, and what is skipped
+# ---------------------------------------------------------------- overlap, skips, one process
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp"])
+def test_overlap_of_split_replicas_is_replayed(local_only, name, tmp_path):
+    """Parameters come in at two places in turns, tied ones for the stages that borrow them too."""
+    what, out = tied(4 * BATCH), tmp_path / "run"
+    got = run(
+        local_only, what, name, workers=2, batch_size=12, overlap=True, out=out,
+        layout=asked("1f1b", 2, microbatches=2), optimizer=partial(torch.optim.SGD, lr=0.5),
+    )  # fmt: skip
+    check_run(out, what)
+    assert got.summary().staleness_max >= 1
 
 
 def test_microbatches_alone_are_one_process_that_computes_in_pieces(local_only, tmp_path):

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import offbeat as ob
 from offbeat.log import EpochDone, Joined, Lost, Record
 from tests.contract.common import Problem, problem, run, scratch
 from tests.engine.common import (
-    PATIENCE,
     Gate,
     Script,
     Step,
@@ -78,6 +77,17 @@ def strike_member(worker: int, process: int, what: signal.Signals = signal.SIGKI
             return False
         os.kill(pid, what)
         return True
+
+    return step
+
+
+def noted(into: list[int], find: Callable[[], int | None]) -> Step:
+    """Keeps a process's number, as soon as it is there."""
+
+    def step(record: Record) -> bool:
+        pid = find()
+        into.extend([] if pid is None else [pid])
+        return pid is not None
 
     return step
 
@@ -173,14 +183,14 @@ def test_a_process_that_stands_still_is_named(gate, out, layout, waits):
     pid: list[int] = []
     steps = [
         after(3),
-        lambda record: not pid.append(children()["offbeat 1"]),
+        noted(pid, lambda: children().get("offbeat 1")),
         strike_member(1, 1, signal.SIGSTOP),
         seen(Lost, 1),
         seen(Joined, 1),
         contributed(1, 2),
         lambda record: children().get("offbeat 1") != pid[0],
     ]
-    done, script, what = faulty(gate, "asp", layout, steps, out=out, epochs=30, patience=PATIENCE)
+    done, script, what = faulty(gate, "asp", layout, steps, out=out, epochs=30, patience=1.0)
     assert_exact(done, SAMPLES, 30)
     assert_replays(done, what)
     why = [r.why for r in script.all if isinstance(r, Lost) and r.worker == 1]
@@ -193,7 +203,7 @@ def test_a_replica_that_wakes_is_refused_and_joins_again(gate, out, name, schedu
     pid: list[int] = []
     steps = [
         after(3),
-        lambda record: not pid.append(members(1)["offbeat 1.1"]),
+        noted(pid, lambda: members(1).get("offbeat 1.1")),
         strike_member(1, 1, signal.SIGSTOP),
         seen(Lost, 1),
         strike_member(1, 1, signal.SIGCONT),
