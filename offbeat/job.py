@@ -19,7 +19,8 @@ from offbeat.link.mesh import alone
 from offbeat.log import Log
 from offbeat.replica.objective import Loss
 from offbeat.replica.part import ALL, Part, Seat
-from offbeat.replica.split import PartReplica
+from offbeat.replica.split import PartReplica, parts_of
+from offbeat.replica.turns import Turns
 from offbeat.replica.whole import OwnReplica, Replica, TakenReplica
 from offbeat.send import ChangeSender, Outs, Sender, make_sender
 from offbeat.store.core import Store
@@ -105,6 +106,12 @@ class Job:
             )
 
     @property
+    def skips(self) -> bool:
+        """Whether contributions that are not finite are left out; fp16 finds its scale by them."""
+        cut = None if isinstance(self.content, Ghost) else self.content.cut
+        return self.nonfinite == "skip" or (cut is not None and cut.layout.precision == "fp16")
+
+    @property
     def samples(self) -> int:
         return self.content.samples if isinstance(self.content, Ghost) else len(self.content.reader)
 
@@ -153,7 +160,8 @@ class Job:
         kind = kind if place.model is None else OwnReplica
         if numbers.cut is not None:
             replica: Replica = self.make_part(
-                Seat(numbers.cut, ALL, alone(), numbers.reader, numbers.loss), place.parameters
+                Seat(numbers.cut, ALL, alone(), place.reader or numbers.reader, numbers.loss),
+                place.parameters,
             )
         else:
             replica = kind(
@@ -170,9 +178,13 @@ class Job:
         """The part of a split replica that sits on `seat`; `flats` are its own."""
         assert isinstance(self.content, Numbers)
         numbers = self.content
-        part = Part(numbers.model, seat)
+        shards = seat.cut.shards
+        together = shards is not None and seat.process == ALL
+        part = Turns(numbers.model, seat) if together else Part(numbers.model, seat)
         tables = place_tables(parameter_entries(numbers.model), numbers.placement)
         mine = [tables[number] for number in seat.cut.tables_of(part.numbers)]
+        if shards is not None and not together:
+            mine = parts_of(mine, shards)
         return PartReplica(part, mine, flats)
 
     def make_sender(self, replica: Replica, out: Outs = None) -> Sender:
@@ -187,9 +199,9 @@ class Job:
         """A worker around a sender."""
         assert store.parameters is not None
         assert isinstance(self.content, Numbers)
-        cut, skips = self.content.cut, self.nonfinite == "skip"
+        cut = self.content.cut
         kind = StreamWorker if cut is not None and cut.layout.asynchronous else NumberWorker
-        return kind(number, incarnation, sender, store.parameters.buffers, skips)
+        return kind(number, incarnation, sender, store.parameters.buffers, self.skips)
 
     def push_bytes(self, store: Store) -> int:
         """Bytes of one contribution without updater state, known before it is computed."""

@@ -68,7 +68,7 @@ class Sender:
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:
         """Forget what a step that was not finite left behind; parameters are pulled anew."""
-        self.replica.load_buffers(buffers)
+        self.replica.recover(buffers)
         if self.feedback is not None:
             self.feedback.reset()
 

@@ -21,8 +21,9 @@ from offbeat.errors import CheckpointError, ConfigError
 from offbeat.job import Job, Numbers
 from offbeat.layout.cut import Cut
 from offbeat.layout.settle import Around, settle
+from offbeat.layout.tree import batch_size, head
 from offbeat.layout.value import Layout
-from offbeat.replica import objective
+from offbeat.replica import objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.spelling import nearest
 from offbeat.store.table import (
@@ -140,7 +141,12 @@ def _cut(
         options.get("nonfinite") == "skip",
         wanted.optimizer,
     )
-    return settle(layout, model, around, partial(_inputs, reader, wanted.batch_size))
+    inputs = partial(_inputs, reader, wanted.batch_size)
+    cut = settle(layout, model, around, inputs)
+    if cut.shards is not None:
+        sample = inputs()
+        turns.check(cut, model, head(sample, -(-batch_size(sample) // cut.layout.pieces)))
+    return cut
 
 
 def _inputs(reader: Reader, count: int) -> Any:

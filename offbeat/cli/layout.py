@@ -122,12 +122,13 @@ def shown(found: Explanation, asked: Layout, threads: int) -> RenderableType:
     lines.add_column()
     for name, words in _figures(found, asked, threads):
         lines.add_row(name, Text(words))
-    return Group(lines, Text(""), _processes(found), Text(""), Text(HOW))
+    return Group(lines, Text(""), _processes(found, asked.tp), Text(""), Text(HOW))
 
 
 def _figures(found: Explanation, asked: Layout, threads: int) -> Iterable[tuple[str, str]]:
     replicas = f"{asked.replicas} replicas × " if asked.replicas > 1 else ""
-    processes = f"{asked.pp} process{'es' if asked.pp > 1 else ''}"
+    count = asked.pp * asked.tp
+    processes = f"{count} process{'es' if count > 1 else ''}"
     each = f"{threads} thread{'s' if threads > 1 else ''} each"
     yield "processes", f"{replicas}{processes}, {each}"
     pieces = f" in {found.microbatches} microbatches" if found.microbatches > 1 else ""
@@ -152,7 +153,8 @@ def _figures(found: Explanation, asked: Layout, threads: int) -> Iterable[tuple[
         yield "note", note
 
 
-def _processes(found: Explanation) -> Table:
+def _processes(found: Explanation, sharing: int) -> Table:
+    """A row for each process, or for all that share the same stages and are alike."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("\nprocess", no_wrap=True)
     table.add_column("\nblocks", overflow="fold")
@@ -160,8 +162,9 @@ def _processes(found: Explanation) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for number, process in enumerate(found.per_process):
         mine = [stage for stage in found.stages if stage.process == number]
+        first = number * sharing
         table.add_row(
-            str(number),
+            str(first) if sharing == 1 else f"{first}-{first + sharing - 1}",
             Text("\n".join(_blocks(stage) for stage in mine)),
             f"{seconds(process.busy)} s",
             share(process.idle_share),

@@ -127,7 +127,11 @@ class Crew:
         self.content, self.rhythm, self.workers = job.content, rhythm, job.workers
         self.patience: float | None = local.patience
         self.reads_ahead = local.prefetch
-        if job.content.cut is not None:
+        cut = job.content.cut
+        self.split = cut is not None and (
+            cut.layout.asynchronous or processes_of(job) > job.workers
+        )
+        if self.split:
             self.reads_ahead = False  # each process of a replica reads for itself
             prepare(job.content.cut)
         if self.reads_ahead is None:
@@ -256,7 +260,8 @@ class Crew:
         local = self.local
         least = local.emulate[number] if local.emulate else 0.0
         slot = self.shared.slots[number]
-        if self.content.cut is not None:
+        if self.split:
+            assert self.content.cut is not None
             posts = self.shared.posts[number]
             split = SplitReplica(self.job, self.content.cut, slot, posts, self.buffers, least)
             team = split.team(number, wire, self.threads(number))

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offbeat.contribution import Snapshot
+from offbeat.engine.bench import Bench
 from offbeat.engine.team import (
     LEADER,
     Answer,
-    Bench,
     Orders,
     Run,
     Share,

@@ -2,18 +2,20 @@
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
 from offbeat.choices import Elastic
+from offbeat.engine.bench import Bench, ShardBench
 from offbeat.engine.flow import FlowSender, FlowShare
-from offbeat.engine.team import LEADER, Bench, Share, SplitSender, Team
+from offbeat.engine.team import LEADER, Share, SplitSender, Team
 from offbeat.job import Job, Numbers, Place
 from offbeat.layout.cut import Cut
 from offbeat.link.memory import Slot
 from offbeat.link.mesh import Mesh
+from offbeat.link.peers import MeshPeers
 from offbeat.link.posts import Posts
 from offbeat.replica.flow import Flow
 from offbeat.replica.part import Seat
@@ -61,12 +63,16 @@ class SplitReplica:
     def _share(self, process: int, mesh: Mesh) -> Share:
         job = self.job
         assert isinstance(job.content, Numbers)
-        seat = Seat(self.cut, process, mesh, job.content.reader, job.content.loss, self.least)
-        bench = Bench(self.slot, self.cut.tables_of(self.cut.stages_of(process)))
+        cut, tables = self.cut, self.cut.tables_of(self.cut.stages_of(process))
+        seat = Seat(cut, process, mesh, job.content.reader, job.content.loss, self.least)
+        bench = Bench(self.slot, tables)
+        if cut.shards is not None:
+            peers = MeshPeers(mesh, cut.peers_of(process))
+            seat = replace(seat, peers=peers)
+            bench = ShardBench(self.slot, tables, cut.shards, peers.me)
         own = isinstance(job.discipline.send, Elastic)  # its parameters are not what it pulls
-        skips = job.nonfinite == "skip"
         if self.cut.layout.asynchronous:
-            return FlowShare(partial(self._flowing, seat, bench), bench, skips, mesh)
+            return FlowShare(partial(self._flowing, seat, bench), bench, job.skips, mesh)
 
         def make() -> Sender:
             replica = job.make_part(seat, None if own else bench.incoming(0))
@@ -74,7 +80,7 @@ class SplitReplica:
             replica.borrow(self.slot.incoming[0])
             return job.make_sender(replica, bench.outgoing())
 
-        return Share(make, bench, skips)
+        return Share(make, bench, job.skips)
 
     def _flowing(self, seat: Seat, bench: Bench) -> Sender:
         assert isinstance(self.job.content, Numbers)

@@ -3,7 +3,6 @@
 import os
 import resource
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -11,13 +10,14 @@ import msgspec
 from torch import Tensor
 
 from offbeat.contribution import Snapshot
+from offbeat.engine.bench import Bench
 from offbeat.engine.process import Child, fork
 from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.memory import Slot
 from offbeat.link.mesh import Mesh, Parted, Tag, Wires
 from offbeat.replica.split import PartReplica
-from offbeat.send import Outs, Sender
+from offbeat.send import Sender
 from offbeat.store.table import Flat
 
 LEADER = 0
@@ -84,20 +84,6 @@ _orders = msgspec.msgpack.Decoder(list[Orders]).decode
 _answer = msgspec.msgpack.Decoder(Answer).decode
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Where the numbers of one process lie: in the worker's slot, those of its own stages."""
-
-    slot: Slot
-    tables: list[int]  # the numbers of its own
-
-    def incoming(self, place: int) -> list[Flat]:
-        return [self.slot.incoming[place][number] for number in self.tables]
-
-    def outgoing(self) -> Outs:
-        return [[flats[number] for number in self.tables] for flats in self.slot.outgoing]
-
-
 class Share:
     """One process's share in a worker: a sender over its part of the replica."""
 
@@ -143,13 +129,9 @@ class Share:
         return Answer()
 
     def _contribute(self, sender: Sender) -> Answer:
-        sender.payload()
-        slot, replica = self.bench.slot, self.replica
-        for name, buffer in replica.named_buffers():
-            if name in slot.statistics.views:
-                slot.statistics.views[name].copy_(buffer)
-        for name, tensor in sender.updater_state().items():
-            slot.updater.views[name].copy_(tensor)
+        self.bench.push(sender.payload())
+        replica = self.replica
+        self.bench.push_beside(replica, sender.updater_state())
         if self.skips:  # the leader will say if another process's numbers were not finite
             self.later = replica.buffers()
         answer = Answer(absent=sorted(sender.absent), finite=sender.finite())
@@ -157,9 +139,9 @@ class Share:
         return answer
 
     def _accept(self, sender: Sender, order: Accept) -> None:
-        slot, mine = self.bench.slot, self.bench.incoming(order.place)
-        self.replica.borrow(slot.incoming[order.place])
-        updater = slot.updater.views if order.updater else {}
+        mine = self.bench.incoming(order.place)
+        self.replica.borrow(self.bench.slot.incoming[order.place])
+        updater = dict(self.bench.updater()) if order.updater else {}
         sender.accept(Snapshot(order.version, order.steps, order.epoch, mine, updater))
 
     def figures(self, sender: Sender) -> dict[str, float]:

@@ -1,7 +1,23 @@
 """What blocks cost: seconds, bytes of parameters and activations, and bytes at each cut."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What of a block's cost is in modules that several processes can share; bytes are of wholes.
+
+    `summed` and `joined` are what they exchange on the way, `returned` what they sum on the way
+    back.
+    """
+
+    time: float = 0.0  # as a share of the block's seconds
+    parameters: int = 0
+    trained: int = 0
+    summed: int = 0
+    joined: int = 0
+    returned: int = 0
 
 
 @dataclass(frozen=True)
@@ -17,10 +33,29 @@ class BlockCost:
     input: int = 0  # bytes
     output: int = 0  # bytes that cross a cut behind the block
     returned: int = 0  # bytes of gradients that come back over it
+    shared: Shared = Shared()
+    exchanged: int = 0  # bytes that a process sends to those that share the block with it
 
     @property
     def seconds(self) -> float:
         return self.forward + self.backward
+
+    def divided(self, count: int, bandwidth: float) -> "BlockCost":
+        """The block's cost for one of `count` processes that share it.
+
+        Each sends its part to all others, so that an exchange takes as long as count - 1 messages.
+        """
+        mine, others = self.shared, count - 1
+        onward, back = (mine.summed + mine.joined // count) * others, mine.returned * others
+        time = 1 - mine.time + mine.time / count
+        return replace(
+            self,
+            forward=self.forward * time + onward / bandwidth,
+            backward=self.backward * time + back / bandwidth,
+            parameters=self.parameters - mine.parameters + mine.parameters // count,
+            trained=self.trained - mine.trained + mine.trained // count,
+            exchanged=onward + back,
+        )
 
 
 @dataclass(frozen=True)
@@ -36,6 +71,10 @@ class Profile:
     @property
     def times(self) -> tuple[float, ...]:
         return tuple(block.seconds for block in self.blocks)
+
+    def divided(self, count: int, bandwidth: float) -> "Profile":
+        """What one of `count` processes has of it that share every block."""
+        return replace(self, blocks=tuple(b.divided(count, bandwidth) for b in self.blocks))
 
     def activations(self, first: int, last: int) -> int:
         """Bytes that a stage of the blocks `first` to `last` - 1 keeps for one microbatch."""

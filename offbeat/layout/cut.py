@@ -12,6 +12,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from offbeat.layout.blocks import Block
+from offbeat.layout.shards import Shards
 from offbeat.layout.stages import Stage
 from offbeat.layout.value import Layout
 
@@ -34,6 +35,7 @@ class Cut:
     starts: tuple[int, ...]
     held: tuple[tuple[Held, ...], ...]  # of each stage
     predicted: tuple[float, float] | None = None  # seconds of a step, and the idle share
+    shards: Shards | None = None  # what the processes of a stage share, if they are several
 
     @classmethod
     def of(
@@ -57,12 +59,21 @@ class Cut:
     def stages(self) -> int:
         return len(self.starts)
 
-    def process_of(self, stage: int) -> int:
-        """Which process of a replica has this stage."""
-        return stage % self.layout.pp
+    def process_of(self, stage: int, shard: int = 0) -> int:
+        """Which process of a replica has this stage, or its `shard` of it."""
+        return stage % self.layout.pp * self.layout.tp + shard
+
+    def place_of(self, process: int) -> tuple[int, int]:
+        """A process's place among those that follow each other, and its shard of its stages."""
+        return divmod(process, self.layout.tp)
 
     def stages_of(self, process: int) -> list[int]:
-        return list(range(process, self.stages, self.layout.pp))
+        return list(range(self.place_of(process)[0], self.stages, self.layout.pp))
+
+    def peers_of(self, process: int) -> list[int]:
+        """The processes that share the stages of this one, itself among them."""
+        first = self.place_of(process)[0] * self.layout.tp
+        return list(range(first, first + self.layout.tp))
 
     def owned(self, stage: int) -> list[str]:
         """What the store holds under this stage."""

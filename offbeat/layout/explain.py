@@ -23,6 +23,8 @@ from offbeat.layout.plan import (
     predict,
     where,
 )
+from offbeat.layout.shards import find as find_shards
+from offbeat.layout.shards import planned
 from offbeat.layout.stages import check_same, tied_across
 from offbeat.layout.tree import batch_size, head
 from offbeat.layout.value import Layout, as_layout
@@ -78,6 +80,8 @@ def check(layout: Layout | str, model: nn.Module, batch_size: int) -> tuple[Bloc
     check_count_of(layout, len(blocks))
     if not isinstance(layout.split, str):
         at_names(layout, blocks)
+    if layout.tp > 1:
+        find_shards(model, layout.tp)
     layout.microbatch(batch_size)
     return blocks
 
@@ -103,18 +107,12 @@ def explain(
     known = isinstance(sample, Profile)
     batch = sample.samples * layout.pieces if known else batch_size(sample)
     blocks = check(layout, model, batch)
-    if layout.tp > 1:
-        raise ConfigError(
-            f"tp={layout.tp}: how modules are shared between processes cannot be predicted yet; "
-            "write tp=1"
-        )
     machines = _machines(layout, speeds, bandwidth, memory)
     copies = state_copies(optimizer)
     profile = _known(blocks, sample) if known else _measured(layout, model, blocks, sample)
-    asked = predict(
-        layout, profile, machines, where(layout, blocks, profile, machines, copies), copies
-    )
-    alone = replace(layout, replicas=1, pp=1, schedule="layers", microbatches=1, split="time")
+    each = profile.divided(layout.tp, machines.bandwidth) if layout.tp > 1 else profile
+    asked = predict(layout, each, machines, where(layout, blocks, each, machines, copies), copies)
+    alone = replace(layout, replicas=1, pp=1, tp=1, schedule="layers", microbatches=1, split="time")
     one = predict(alone, profile, Machines((1.0,)), (0,))
     return Explanation(
         layout=str(layout),
@@ -128,7 +126,7 @@ def explain(
         stages=asked.stages,
         per_process=asked.processes,
         split=_names(blocks, asked.starts),
-        better=_better(layout, blocks, profile, machines, asked, copies),
+        better=_better(layout, blocks, each, machines, asked, copies),
         notes=tuple(_notes(layout, model, blocks, machines, asked, profile)),
         profile=profile,
     )
@@ -159,7 +157,7 @@ def _machines(
 def _measured(layout: Layout, model: nn.Module, blocks: Sequence[Block], sample: Any) -> Profile:
     piece = head(sample, layout.microbatch(batch_size(sample)))
     check_same(model, blocks, piece)
-    return measured(model, blocks, piece, layout.precision)
+    return measured(model, blocks, piece, layout.precision, words=planned(model))
 
 
 def _known(blocks: Sequence[Block], profile: Profile) -> Profile:

@@ -2,9 +2,10 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from offbeat.errors import ConfigError
 from offbeat.layout.blocks import Block
-from offbeat.layout.costs import BlockCost, Profile
+from offbeat.layout.costs import BlockCost, Profile, Shared
+from offbeat.layout.shards import GATHERED, ROW, dims
 from offbeat.layout.stages import Stage
 from offbeat.layout.tree import batch_size, mapped, size, tensors, trained_size
 
@@ -49,8 +51,11 @@ def profile(
     precision: str = "float32",
     repeats: int = REPEATS,
     clock: Clock = clock,
+    words: Mapping[str, str] = MappingProxyType({}),
 ) -> Profile:
     """Measure every block on `sample`, one microbatch of what the model takes.
+
+    `words` are of the modules that processes can share: what of a block's cost is theirs.
 
     Times are medians over `repeats` passes in training mode, after some to warm up. The model's
     gradients, statistics and modes, and the random state, are left as they were.
@@ -68,12 +73,15 @@ def profile(
         _remember(runs, sample, precision)
         costs = [_bytes(run, after) for run, after in zip(runs, [*runs[1:], None], strict=True)]
         passes = [_timed(runs, sample, precision, clock) for _ in range(WARM_UP + repeats)]
+        shared = [Shared()] * len(runs)
+        if words:
+            shared = _shared(runs, sample, precision, clock, words)
     timed = passes[WARM_UP:]
     found = []
     for index, cost in enumerate(costs):
         forward = statistics.median(one[index][0] for one in timed)
         backward = statistics.median(one[index][1] for one in timed)
-        found.append(BlockCost(blocks[index].name, forward, backward, **cost))
+        found.append(BlockCost(blocks[index].name, forward, backward, **cost, shared=shared[index]))
     return Profile(tuple(found), samples)
 
 
@@ -102,8 +110,8 @@ def _enter(run: _Run, value: Any) -> None:
 
 def _forward(run: _Run, precision: str) -> Any:
     kind = next((tensor.device.type for tensor in tensors(run.taken)), "cpu")
-    cast = torch.autocast(kind, torch.bfloat16) if precision == "bf16" else nullcontext()
-    with cast:
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    with nullcontext() if dtype is None else torch.autocast(kind, dtype):
         run.left = run.stage(run.taken)
     return run.left
 
@@ -135,6 +143,69 @@ def _timed(
         backward.append(clock() - since)
         run.entered = run.taken = run.left = None
     return list(zip(forward, reversed(backward), strict=True))
+
+
+# ---------------------------------------------------------------- what can be shared
+
+
+def _shared(
+    runs: Sequence[_Run], value: Any, precision: str, clock: Clock, words: Mapping[str, str]
+) -> list[Shared]:
+    """One forward pass with a look at every module that can be shared.
+
+    The backward pass is taken to spend as large a share of its time there.
+    """
+    found = []
+    for run in runs:
+        watches = [
+            _Watch(module, words[name], clock)
+            for name, module in run.stage.named_modules()
+            if name in words
+        ]
+        _enter(run, value)
+        since = clock()
+        value = _forward(run, precision)
+        spent = clock() - since
+        for watch in watches:
+            watch.end()
+        run.entered = run.taken = run.left = None
+        totals = [sum(getattr(watch, key) for watch in watches) for key in _Watch.BYTES]
+        time = sum(watch.seconds for watch in watches) / spent if watches and spent > 0 else 0.0
+        found.append(Shared(min(time, 1.0), *totals))
+    return found
+
+
+class _Watch:
+    """Notes what one module takes and gives in a forward pass."""
+
+    BYTES = ("parameters", "trained", "summed", "joined", "returned")
+
+    def __init__(self, module: nn.Module, word: str, clock: Clock):
+        cut = [p for key in dims(module, word) if (p := module._parameters[key]) is not None]
+        self.parameters = sum(p.nbytes for p in cut)
+        self.trained = sum(p.nbytes for p in cut if p.requires_grad)
+        self.word, self.clock = word, clock
+        self.summed = self.joined = self.returned = 0
+        self.seconds = self.since = 0.0
+        self.hooks = [
+            module.register_forward_pre_hook(self._before),
+            module.register_forward_hook(self._after),
+        ]
+
+    def _before(self, module: nn.Module, inputs: Any) -> None:
+        self.since = self.clock()
+
+    def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.seconds += self.clock() - self.since
+        if self.word == ROW:
+            self.summed += size(output)
+            return
+        self.joined += size(output) if self.word == GATHERED else 0
+        self.returned += trained_size(inputs)
+
+    def end(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
 
 
 # ---------------------------------------------------------------- bytes

@@ -230,10 +230,12 @@ def _times(
 def _traffic(
     layout: Layout, profile: Profile, ends: Sequence[tuple[int, int]], mine: Sequence[int]
 ) -> tuple[int, int]:
-    """Bytes that a process sends to its neighbours and receives from them in one step."""
+    """Bytes that a process sends to its neighbours and peers and receives in one step."""
     sent = received = 0
     for stage in mine:
         first, last = ends[stage]
+        shared = sum(block.exchanged for block in profile.blocks[first:last])
+        sent, received = sent + shared, received + shared
         if stage:
             sent += profile.blocks[first - 1].returned
             received += profile.blocks[first - 1].output

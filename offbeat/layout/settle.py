@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from offbeat.choices import Elastic, Gradient, InPlace
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
+from offbeat.layout import shards
 from offbeat.layout.cut import Cut
 from offbeat.layout.explain import check, explain
 from offbeat.layout.partition import evenly
@@ -17,6 +18,8 @@ from offbeat.layout.plan import at_names
 from offbeat.layout.stages import check_same
 from offbeat.layout.tree import batch_size, head, mapped
 from offbeat.layout.value import Layout, as_layout
+
+PROBE = 16  # rows and columns of a tensor that an optimiser is tried on
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,11 @@ def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callab
     layout = replace(as_layout(asked), replicas=1)
     _check_around(layout, around)
     blocks = check(layout, model, around.batch_size)
+    shared = shards.find(model, layout.tp) if layout.tp > 1 else None
     if layout.stages == 1:
-        return Cut.of(layout, model, blocks, (0,))
+        cut = replace(Cut.of(layout, model, blocks, (0,)), shards=shared)
+        _check_cut(cut, around)
+        return cut
     inputs = _whole(sample(), around.batch_size)
     check_same(model, blocks, head(inputs, layout.microbatch(batch_size(inputs))))
     predicted = None
@@ -51,7 +57,7 @@ def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callab
         starts = at_names(replace(layout, split=told.split), blocks)
     else:
         starts = at_names(layout, blocks)
-    cut = replace(Cut.of(layout, model, blocks, starts), predicted=predicted)
+    cut = replace(Cut.of(layout, model, blocks, starts), predicted=predicted, shards=shared)
     _check_cut(cut, around)
     return cut
 
@@ -83,8 +89,15 @@ def _check_around(layout: Layout, around: Around) -> None:
             f"schedule={layout.schedule} sends a gradient for every batch, and "
             f"{around.discipline} does not: use bsp, ssp, asp or soft, or schedule=1f1b"
         )
-    if layout.asynchronous and (around.discipline.drops or around.skips):
-        what = "backup workers drop" if around.discipline.drops else "nonfinite='skip' leaves out"
+    if layout.asynchronous and layout.tp > 1:
+        raise ConfigError(
+            f"schedule={layout.schedule} has one process for each stage: write tp=1, or "
+            "schedule=1f1b"
+        )
+    half = layout.precision == "fp16"
+    if layout.asynchronous and (around.discipline.drops or around.skips or half):
+        what = "precision=fp16 leaves" if half else "nonfinite='skip' leaves"
+        what = "backup workers drop" if around.discipline.drops else f"{what} out"
         raise ConfigError(
             f"schedule={layout.schedule} has later batches under way already when {what} one: "
             "write schedule=1f1b"
@@ -94,17 +107,22 @@ def _check_around(layout: Layout, around: Around) -> None:
 
 
 def _check_cut(cut: Cut, around: Around) -> None:
-    if not around.discipline.steps_locally:
+    if not around.discipline.steps_locally or cut.layout.pp * cut.layout.tp == 1:
         return
     if around.clips_norm:
         raise ConfigError(
             f"{around.discipline} clips at the worker, and a norm over several processes is not "
             "there yet: use clip=ob.Clip(value=...), or a discipline that sends gradients"
         )
-    if isinstance(around.discipline.send, Elastic) and cut.ties():
+    if cut.ties() and (cut.shards is not None or isinstance(around.discipline.send, Elastic)):
         raise ConfigError(
-            f"{cut.ties()[0]} is tied over several stages, which {around.discipline} cannot keep "
-            "equal: split elsewhere, or use asp"
+            f"{cut.ties()[0]} is tied over several stages, which {around.discipline} "
+            f"{'with tp > 1 ' if cut.shards else ''}cannot keep equal: split elsewhere, or use asp"
+        )
+    if cut.shards is not None and _looks_at_wholes(around.optimizer):
+        raise ConfigError(
+            f"the optimiser looks at whole tensors, and with tp={cut.layout.tp} a worker of "
+            f"{around.discipline} has parts: use SGD or AdamW, or a discipline that sends gradients"
         )
     for stage in range(cut.stages):
         if not cut.owned(stage):
@@ -112,3 +130,25 @@ def _check_cut(cut: Cut, around: Around) -> None:
                 f"stage {stage} has no parameters of its own to train, and {around.discipline} "
                 "makes steps there: write a smaller pp, or name blocks in split="
             )
+
+
+def _looks_at_wholes(optimizer: Any) -> bool:
+    """Whether a step of a tensor is another than the steps of its halves, as with norms."""
+    if optimizer is None:
+        return False
+    halves = [slice(0, PROBE // 2), slice(PROBE // 2, PROBE)]
+    generator = torch.Generator().manual_seed(0)
+    start, gradient = torch.randn(2, PROBE, PROBE, generator=generator)
+    gradient[: PROBE // 2] *= 10  # so that the halves are not alike
+    whole = _stepped(optimizer, start, gradient)
+    parts = [_stepped(optimizer, start[half], gradient[half]) for half in halves]
+    return not torch.allclose(whole, torch.cat(parts), rtol=1e-4, atol=1e-6)
+
+
+def _stepped(optimizer: Any, start: Tensor, gradient: Tensor) -> Tensor:
+    parameter = nn.Parameter(start.clone())
+    made = optimizer([parameter])
+    for _ in range(2):
+        parameter.grad = gradient.clone()
+        made.step()
+    return parameter.detach()

@@ -11,7 +11,7 @@ from offbeat.spelling import nearest, read_value, split_arguments
 SCHEDULES = ("layers", "gpipe", "1f1b", "interleaved", "zero-bubble", "stash", "2bw")
 ASYNCHRONOUS = ("stash", "2bw")
 SPLITS = ("time", "parameters", "count")
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = ("float32", "bf16", "fp16")
 CHUNKS = 2  # stages of a process under `interleaved`, unless said: interleaved:3
 JOIN = "+"  # between the names of a split
 

@@ -7,7 +7,7 @@ from offbeat.link.mesh import Tag
 
 FIELDS = 6  # of each process
 WAITS, KIND, STAGE, NUMBER, OTHER, STEP = range(FIELDS)
-KINDS = ("activation", "gradient", "tied gradient", "order", "answer", "made")
+KINDS = ("activation", "gradient", "tied gradient", "order", "answer", "made", "shard")
 
 
 class Posts:
@@ -50,5 +50,6 @@ def _waits(process: int, row: Sequence[int]) -> str:
         "gradient": f"gradient {number} for stage {stage}",
         "tied gradient": f"the tied gradient of stage {number}",
         "order": "an order",
+        "shard": "its share of a module",
     }.get(kind, "an answer")
     return f"process {process} waits for {what} from process {row[OTHER]} since step {row[STEP]}"

@@ -3,6 +3,7 @@
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +118,9 @@ class CharTransformer(nn.Module):
 
 class Block(nn.Module):
     """Attention, then a perceptron; each reads a normalised copy and adds to what it read."""
+
+    # What processes that have this block together share: most of its weights.
+    layout_shards: ClassVar = {"mlp.0": "column", "mlp.2": "row"}
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

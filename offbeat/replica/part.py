@@ -17,8 +17,11 @@ from offbeat.layout.stages import Stage
 from offbeat.layout.tree import mapped
 from offbeat.lease import Lease
 from offbeat.link.mesh import Mesh, Tag
+from offbeat.link.peers import Peers
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.passes import Passes
+from offbeat.replica.scale import new_scale
+from offbeat.replica.tensor import share
 
 ALL = -1  # the number of a process that has every stage
 ONWARD, BACK, TIED = "activation", "gradient", "tied gradient"
@@ -36,6 +39,7 @@ class Seat:
     reader: Reader
     loss: Loss
     least: float = 0.0  # seconds that the passes of a step take at the least
+    peers: Peers | None = None  # who has the other shards of the same stages
 
 
 class Microbatch(NamedTuple):
@@ -67,8 +71,13 @@ class Part:
             list(range(self.cut.stages)) if self.all else self.cut.stages_of(seat.process)
         )
         self.stages: dict[int, Stage] = {s: self.cut.stage(model, s) for s in self.numbers}
+        if seat.peers is not None:
+            assert self.cut.shards is not None
+            for stage in self.stages.values():
+                share(stage, self.cut.shards, seat.peers)
         precision = self.cut.layout.precision
         self.passes = {s: Passes(stage, precision) for s, stage in self.stages.items()}
+        self.scale = new_scale(precision)
         self.last = self.cut.stages - 1
         self.busy = self.total = 0.0  # seconds computing, and seconds of all steps
         self.steps = 0
@@ -90,12 +99,29 @@ class Part:
         mine = {s: set(self.cut.owned(s)) for s in self.numbers}
         return {name: p for stage, _, name, p in self.parameters() if name in mine[stage]}
 
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for stage in self.stages.values():
+            yield from stage.named_buffers()
+
+    def overflowed(self) -> None:
+        """What came of the last steps was not finite, and is left out."""
+        if self.scale is not None:
+            self.scale.overflowed()
+
+    def load_scale(self, state: Tensor | None) -> None:
+        if self.scale is not None and state is not None:
+            self.scale.load_state(state)
+
     # ------------------------------------------------------------ a step
 
     def compute(self, lease: Lease) -> None:
         """Leave the gradient of `lease` on the parameters."""
         since = time.perf_counter()
         self.steps += 1
+        if self.scale is not None:
+            scale = self.scale.begin()
+            for passes in self.passes.values():
+                passes.scale = scale
         for _, _, _, parameter in self.parameters():
             parameter.grad = None
         batch = self._batch(lease)
@@ -108,6 +134,9 @@ class Part:
             else:
                 self._backward(op, len(pieces))
         self.sum_tied({(stage, name): p for stage, _, name, p in self.parameters()})
+        if self.scale is not None:
+            gradients = [p.grad for _, _, _, p in self.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.scale.value)
         self.total += time.perf_counter() - since
         self.loss = total if self.last in self.stages else None
 
@@ -122,7 +151,7 @@ class Part:
                 for number in range(pieces)
             ]
         if not self.all:
-            return made[self.seat.process]
+            return made[self.cut.place_of(self.seat.process)[0]]
         # One microbatch after the other, in the order in which every stage has them too.
         kinds = {op.kind for mine in made for op in mine}
         found = []
@@ -160,6 +189,8 @@ class Part:
         The last stage makes its loss of it.
         """
         since = time.perf_counter()
+        if self.seat.peers is not None:
+            self.seat.peers.meet()
         # Chance must not depend on which process computes what, nor on when.
         lease = one.lease
         torch.default_generator.manual_seed(
@@ -222,7 +253,8 @@ class Part:
     # ------------------------------------------------------------ to and from other stages
 
     def _process(self, stage: int) -> int:
-        return self.mesh.me if self.all else self.cut.process_of(stage)
+        shard = 0 if self.seat.peers is None else self.seat.peers.me
+        return self.mesh.me if self.all else self.cut.process_of(stage, shard)
 
     def _send(self, stage: int, tag: Tag, value: Any) -> None:
         self.mesh.send(self._process(stage), tag, value)

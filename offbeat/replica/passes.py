@@ -1,7 +1,6 @@
 """One stage of a replica at work: microbatches forward, their gradients back."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.layout.tree import mapped, tensors
+from offbeat.replica.scale import autocast
 
 Cost = Callable[[Any], Tensor]  # the loss of what the last stage gives
 Gradients = Sequence[Tensor | None]
@@ -20,13 +20,6 @@ def ready_for_halves() -> None:
     Only one schedule needs it, and it brings a good part of torch.distributed along.
     """
     import torch.distributed.pipelining._backward  # noqa: F401
-
-
-def autocast(precision: str) -> AbstractContextManager[Any]:
-    """Modules compute in `precision`; parameters stay as they are."""
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast("cpu", torch.bfloat16)
 
 
 @dataclass
@@ -50,21 +43,24 @@ class Passes:
 
     stage: nn.Module
     precision: str = "float32"
+    scale: float = 1.0  # of the loss on the way back, and so of all gradients
     flights: dict[Any, _Flight] = field(default_factory=dict)
     halves: bool | None = None  # whether a backward pass can be made in two halves, once known
 
     def forward(self, key: Any, value: Any, cost: Cost | None = None) -> Any:
         """What the stage makes of `value`, or the loss of that; `key` is for the way back."""
         entered = mapped(_start, value)
-        with autocast(self.precision):
+        device = next((t.device.type for t in tensors(entered)), "cpu")
+        with autocast(self.precision, device):
             # A copy: the first operation may write in place, which no start of a graph allows, nor
             # other microbatches of the same batch, whose memory this one shares.
             out = self.stage(mapped(Tensor.clone, entered))
             if cost is not None:
                 out = cost(out)
+        scaled = out if cost is None or self.scale == 1.0 else out * self.scale
         self.flights[key] = _Flight(
             [t for t in tensors(entered) if t.requires_grad],
-            [t for t in tensors(out) if t.requires_grad],
+            [t for t in tensors(scaled) if t.requires_grad],
         )
         return mapped(_start, out)
 

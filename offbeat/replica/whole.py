@@ -131,6 +131,10 @@ class Replica:
         for name, buffer in self.named_buffers():
             buffer.copy_(saved[name])
 
+    def recover(self, buffers: Mapping[str, Tensor]) -> None:
+        """What came of the last steps was not finite, and is left out: return to `buffers`."""
+        self.load_buffers(buffers)
+
     # ------------------------------------------------------------ state as named tensors
 
     def state(self) -> dict[str, Tensor]:

@@ -233,7 +233,7 @@ def test_the_simulated_stages_are_the_blocks_times() -> None:
         ("pp=2,split=11", {}, "there is no block '11'"),
         ("pp=2,split=0", {}, "'0' is where the first stage begins"),
         ("pp=3,split=4+2", {}, "'2' comes too early"),
-        ("pp=2,tp=2", {}, "write tp=1"),
+        ("pp=2,tp=2", {}, "tp=2 needs to know which modules"),
         ("pp=2", {"speeds": [1]}, "write 2,1 if the first is twice as fast"),
         ("pp=2", {"speeds": [1, -1]}, "a speed must be a number above zero, not -1"),
         ("pp=2", {"memory": 0}, "memory must be bytes above zero"),

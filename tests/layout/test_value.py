@@ -65,7 +65,7 @@ def test_microbatches_are_by_default_as_few_as_fill_the_pipeline() -> None:
         ("pq=2", "unknown 'pq'; a layout takes replicas, pp, tp"),
         ("schedul=gpipe", "(did you mean 'schedule'?)"),
         ("schedule=1f1", "not '1f1' (did you mean '1f1b'?)"),
-        ("precision=fp16", "precision must be one of float32, bf16"),
+        ("precision=fp8", "precision must be one of float32, bf16, fp16"),
         ("pp=4,microbatches=3", "needs at least 4 microbatches, not 3: write microbatches=4"),
         ("pp=4,schedule=zero-bubble,microbatches=2", "needs at least 4 microbatches"),
         ("pp=2,schedule=layers,microbatches=2", "leave microbatches out"),
