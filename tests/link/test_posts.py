@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from offbeat.link.peers import SHARED
 from offbeat.link.posts import FIELDS, KINDS, Posts
 from offbeat.replica.part import BACK, ONWARD, TIED
 
@@ -20,6 +21,7 @@ def posts(processes: int) -> Posts:
         (("order", 0, 0), "an order"),
         (("answer", 0, 0), "an answer"),
         (("made", 0, 0), "an answer"),
+        (SHARED, "its share of a module"),
     ],
 )
 def test_every_kind_of_waiting_has_words(tag: tuple[str, int, int], words: str) -> None:
@@ -34,7 +36,7 @@ def test_every_kind_that_is_sent_is_known() -> None:
     from offbeat.engine.flow import MADE
     from offbeat.engine.team import ANSWER, ORDER
 
-    assert {ONWARD, BACK, TIED, ORDER[0], ANSWER[0], MADE[0]} == set(KINDS)
+    assert {ONWARD, BACK, TIED, ORDER[0], ANSWER[0], MADE[0], SHARED[0]} == set(KINDS)
 
 
 def test_a_note_is_taken_back() -> None:
