@@ -131,9 +131,9 @@ class Crew:
         self.split = cut is not None and (
             cut.layout.asynchronous or processes_of(job) > job.workers
         )
-        if self.split:
+        if cut is not None and self.split:
             self.reads_ahead = False  # each process of a replica reads for itself
-            prepare(job.content.cut)
+            prepare(cut)
         if self.reads_ahead is None:
             whole = job.content.accumulate == 1
             self.reads_ahead = whole and worth_it(job.content.reader, job.batch_size)
