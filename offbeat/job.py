@@ -121,11 +121,13 @@ class Job:
             store.pull_bytes = self.content.nbytes
         return store
 
-    def make_parameters(self, flats: Sequence[Flat] | None = None) -> Parameters | None:
+    def make_parameters(
+        self, flats: Sequence[Flat] | None = None, kind: type[Parameters] = Parameters
+    ) -> Parameters | None:
         if isinstance(self.content, Ghost):
             return None
         numbers = self.content
-        return Parameters(
+        return kind(
             numbers.model,
             numbers.placement,
             numbers.store_rule,

@@ -38,7 +38,8 @@ class Kept:
             assert isinstance(job.content, Numbers)
             folder.create(config, model_tensors(job.content.model), resume)
             return cls(folder)
-        here = {key: value for key, value in config.items() if key != "origin"}
+        # How contributions meet may change: a checkpoint is the same either way.
+        here = {key: value for key, value in config.items() if key not in ("origin", "via")}
         difference = first_difference(folder.config(), here)
         if difference is not None:
             raise CheckpointError(

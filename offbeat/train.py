@@ -43,6 +43,7 @@ class TrainOptions(Options, total=False):
     patience: float  # seconds after which a silent worker counts as lost; local engine only
     prefetch: bool | None  # read ahead in a thread; None where it pays; local engine only
     threads: int | None  # of each worker; None shares the cores; local engine only
+    via: str  # "store", or "allreduce": workers add up among themselves; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
     listeners: Sequence[Listener]  # see every record as it is written
     verify: bool  # first compare one step of the layout with one process, gradient by gradient
@@ -152,7 +153,7 @@ def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | N
     """How the local engine is to run, or None for a simulation."""
     given: dict[str, Any] = {
         name: options.pop(name)
-        for name in ("emulate", "overlap", "patience", "prefetch", "threads")
+        for name in ("emulate", "overlap", "patience", "prefetch", "threads", "via")
         if name in options
     }
     if engine == "sim":

@@ -12,25 +12,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat.choices import Accumulated, All, Change, Gradient, InPlace
+from offbeat.choices import Accumulated, All, Change, Gradient, InPlace, one_of
 from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
+from offbeat.engine.rounds import Rounds
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.split import SplitReplica
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
+from offbeat.engine.via import ALLREDUCE, STORE, VIA, check_allreduce, rule_table
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job, Numbers, Place
+from offbeat.link.meeting import MeetingLink
 from offbeat.link.memory import Plan, Shared
 from offbeat.log import Log, tail
 from offbeat.pace import duration
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
-from offbeat.send import ChangeSender
+from offbeat.send import ChangeSender, GradientSender
 from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
 from offbeat.store.fold import last_version
+from offbeat.store.mirror import Mirror
 from offbeat.store.parameters import named_tensors
 from offbeat.store.table import Entry, Table, buffer_entries, parameter_entries, place, total_bytes
 from offbeat.worker import NumberWorker, Worker
@@ -53,12 +57,14 @@ class Local:
     emulate: tuple[float, ...] | None = None
     overlap: bool = False
     prefetch: bool | None = None  # read ahead in a thread; None where it pays
+    via: str = STORE  # how contributions meet: in a store, or "allreduce", among the workers
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
             raise ConfigError(f"patience must be above 0 seconds, not {self.patience!r}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads!r}")
+        one_of("via", self.via, VIA)
 
     def described(self, job: Job) -> dict[str, Any]:
         """What a run folder says of this engine: all that replay and resuming depend on."""
@@ -66,6 +72,7 @@ class Local:
             "engine": "local",
             "threads": self.threads_for(job),
             "overlap": self.overlap,
+            "via": self.via,
             "emulate": None if self.emulate is None else list(self.emulate),
         }
 
@@ -123,9 +130,12 @@ class Crew:
         self.shared = Shared(_plan(job, local), memory)
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
+        self.meets = local.via == ALLREDUCE
+        if self.meets:
+            self.store.parameters = job.make_parameters(flats, Mirror)
         self.keep = Keep(self.shared)
         self.images: Images | None = None
-        if memory is None and not isinstance(job.discipline.send, InPlace):
+        if memory is None and not self.meets and not isinstance(job.discipline.send, InPlace):
             assert self.store.parameters is not None
             self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
         self.begin: Callable[[Store], None] = lambda store: None  # other parameters to begin with
@@ -159,7 +169,8 @@ class Crew:
         self.store.log = self._log(saved, lived)
         ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
         ahead += _under_way(self.job) - 1
-        server = Server(self.store, self.shared, self.local.patience, ahead, Watch())
+        kind = Rounds if self.meets else Server
+        server = kind(self.store, self.shared, self.local.patience, ahead, Watch())
         steward = Steward(server, self.folder or self.keep, self.rhythm, Outbox(reports))
         parameters = self.store.parameters
         assert parameters is not None
@@ -221,7 +232,19 @@ class Crew:
             return Station(wire, slot, habits, build, None, team.leave)
         reader = Prefetcher(self.content.reader) if self.reads_ahead else None
         habits = Habits(self.store.discipline, self.job.seed, least, local.overlap)
-        return Station(wire, slot, habits, partial(make or self._make, self.store, number), reader)
+        makes = partial(make or self._make, self.store, number)
+        if not self.meets:
+            return Station(wire, slot, habits, makes, reader)
+        link = MeetingLink(wire, slot, number, self.job.make_parameters, 4 * local.patience)
+        return Station(wire, slot, habits, partial(self._met, link, makes), reader, meeting=link)
+
+    def _met(self, link: MeetingLink, makes: Make, incarnation: int, place: Place) -> Worker:
+        """A worker whose gradients go to the others while they are made."""
+        worker = makes(incarnation, place)
+        assert isinstance(worker, NumberWorker)
+        if isinstance(worker.sender, GradientSender) and self.content.accumulate == 1:
+            link.listen(worker.sender.stream)
+        return worker
 
     def _make(self, store: Store, number: int, incarnation: int, place: Place) -> Worker:
         """A worker over the job's own model, whose buffers begin as they were at first."""
@@ -273,6 +296,8 @@ def check(job: Job, local: Local) -> None:
         )
     if local.overlap and _under_way(job) > 1:
         raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")
+    if local.via == ALLREDUCE:
+        check_allreduce(job, local.overlap)
     _check_files(job.workers)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
@@ -313,9 +338,12 @@ def _plan(job: Job, local: Local) -> Plan:
             incoming = 0
     if isinstance(send, InPlace):
         incoming = outgoing = 0
+    rule = Table.of([])
+    if local.via == ALLREDUCE:
+        incoming, rule = 1, rule_table(job)
     table = Table.of(averaged)
     each = processes_of(job) // job.workers
-    return Plan(tables, table, _updater_table(job), job.workers, incoming, outgoing, each)
+    return Plan(tables, table, _updater_table(job), job.workers, incoming, outgoing, each, rule)
 
 
 def _under_way(job: Job) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from offbeat.board import Row, State
-from offbeat.contribution import Contribution, Verdict
+from offbeat.contribution import Contribution, Snapshot, Verdict
 from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.memory import Counts, Shared
@@ -55,6 +55,8 @@ class Watch:
 
 class Server:
     """Serves the workers of one machine, one packet at a time, until every sample is done."""
+
+    quiet = True  # whether nobody is writing what tests and checkpoints read
 
     def __init__(self, store: Store, shared: Shared, patience: float, ahead: int, clock: Watch):
         self.store, self.shared, self.patience = store, shared, patience
@@ -236,35 +238,41 @@ class Server:
             self._grant(self.ready.popleft())
 
     def _grant(self, number: int) -> None:
-        """The one copy of a pull: the worker uses that place for nothing else meanwhile."""
         if number not in self.wires or self.store.lost(number):
             return
+        self._send(number, self._go(number))
+        self._expect(number)
+
+    def _go(self, number: int) -> Go:
+        """The one copy of a pull: the worker uses that place for nothing else meanwhile."""
         now = self.clock()
         snapshot = self.store.pull(number, now, self.computed.pop(number, []))
         slot = self.shared.slots[number]
         place = self.pulls[number] % len(slot.incoming)
         self.pulls[number] += 1
+        fresh = self._hand_over(number, slot.incoming[place], snapshot)
+        waited = now - self.held_since.pop(number, now)
+        leases = self._top_up(number, snapshot.steps)
+        return Go(
+            snapshot.version,
+            snapshot.steps,
+            snapshot.epoch,
+            leases,
+            waited,
+            place,
+            bool(snapshot.updater),
+            fresh=fresh,
+        )
+
+    def _hand_over(self, number: int, place: list[Flat], snapshot: Snapshot) -> bool:
+        """Put what is pulled into the worker's slot; True if the rule's state goes with it."""
         assert snapshot.parameters is not None
-        for mine, theirs in zip(slot.incoming[place], snapshot.parameters, strict=True):
+        for mine, theirs in zip(place, snapshot.parameters, strict=True):
             if mine is not theirs:
                 mine.copy_(theirs)
         for name, tensor in snapshot.updater.items():
-            slot.updater.views[name].copy_(tensor)
-        waited = now - self.held_since.pop(number, now)
-        leases = self._top_up(number, snapshot.steps)
-        self._send(
-            number,
-            Go(
-                snapshot.version,
-                snapshot.steps,
-                snapshot.epoch,
-                leases,
-                waited,
-                place,
-                bool(snapshot.updater),
-            ),
-        )
-        self._expect(number)
+            self.shared.slots[number].updater.views[name].copy_(tensor)
+        return False
 
     def _top_up(self, number: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
         """Leases for `steps` steps and some ahead, less what the worker still has."""
