@@ -16,7 +16,7 @@ from offbeat.choices import Accumulated, All, Change, Gradient, InPlace, one_of
 from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
-from offbeat.engine.rounds import Rounds
+from offbeat.engine.rounds import Bereft, Rounds
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.split import SplitReplica
 from offbeat.engine.station import Habits, Make, Station
@@ -189,6 +189,8 @@ class Crew:
         steward.obey(orders)
         try:
             steward.run()
+        except Bereft:
+            return  # without a result: the launcher starts everybody anew
         except OSError as error:
             raise RunError(
                 f"the run could not be written down ({error.strerror}); its last checkpoint is "

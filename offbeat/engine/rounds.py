@@ -33,6 +33,10 @@ from offbeat.store.table import Flat
 ATTEMPTS = 8  # at one round, beyond one for each worker
 
 
+class Bereft(Exception):
+    """Nobody has the parameters any more: everybody starts from the last checkpoint."""
+
+
 @dataclass
 class Round:
     """Who takes part with how many samples, and how far each of them is."""
@@ -125,23 +129,19 @@ class Rounds(Server):
 
     def _hand_over(self, number: int, place: list[Flat], snapshot: Snapshot) -> bool:
         """A worker that has just come gets what the others hold."""
-        version = snapshot.version
-        slot, found = self.shared.slots[number], self.mirror.looked_at
-        if slot.updater.views:
-            self.mirror.updater_state = dict(found.updater.views) if found else {}
-            snapshot.updater = self.mirror.updater_state
-        if self.holds.get(number) == version:
+        slot, found, mirror = self.shared.slots[number], self.mirror.looked_at, self.mirror
+        averaged = mirror.updater_state if found is None else found.updater.views
+        snapshot.updater = dict(averaged)
+        if self.holds.get(number) == snapshot.version:
             return False
-        self.holds[number] = version
-        flats = self.mirror.flats if found is None else found.flats
+        self.holds[number] = snapshot.version
+        flats = mirror.flats if found is None else found.flats
         for mine, theirs in zip(place, flats, strict=True):
             mine.copy_(theirs)
-        if found is not None:
-            slot.home.write(found.home.read())
-            slot.updater.copy_(found.updater)
-        else:
-            rules = [updater.tensors_of_state() for updater in self.mirror.updaters]
-            slot.home.write({name: t for rule in rules for name, t in rule.items()})
+        for name, tensor in averaged.items():
+            slot.updater.views[name].copy_(tensor)
+        state = mirror.rule_state() if found is None else found.home.read()
+        slot.home.write(state)
         return True
 
     def _ask(self, number: int, message: Ask) -> None:
@@ -200,7 +200,7 @@ class Rounds(Server):
         assert found is not None
         living = [number for number in found.members if number not in found.buried]
         if not living:
-            raise SystemExit  # nobody has the parameters: everybody starts from the last checkpoint
+            raise Bereft
         if not found.applied >= set(living):
             return
         self.round = None

@@ -54,7 +54,8 @@ class MeetingLink(SharedLink):
         self.meet: Meet | None = None
         self.payload: list[Flat] | None = None  # of the round, once it is whole
         self.mean: list[Flat] = []
-        self.averaged = slot.updater
+        # The slot has what was averaged last, for others to read while the next is under way.
+        self.local = self.averaged = Flat(slot.updater.table)
         self.pieces: list[Piece] = []
         self.waits: list[set[str]] = []  # names that each piece still waits for
         self.given = 0  # pieces of this attempt
@@ -130,12 +131,12 @@ class MeetingLink(SharedLink):
         assert self.payload is not None
         attempt = self.meet.attempt
         if self.group is None:
-            self.mean, self.averaged = self.payload, self.slot.updater
+            self.mean, self.averaged = self.payload, self.local
             self._send(Met(attempt))
             return
         while self.given < len(self.pieces):
             self._give(self.payload)
-        for mine, mean in zip(self.slot.updater.spans, self.averaged.spans, strict=True):
+        for mine, mean in zip(self.local.spans, self.averaged.spans, strict=True):
             self.group.add(mine, mean, self._shares(), scaled)
         self.group.then(lambda: self._ring(Met(attempt)))
 
@@ -150,8 +151,7 @@ class MeetingLink(SharedLink):
             one = Part(self.number, 0, 0, 0, [], 1)
             self.parameters.update([Contribution(one, self.mean, None, frozenset(order.absent))])
             self.slot.home.keep(self.parameters.updaters)
-            if self.averaged is not self.slot.updater:
-                self.slot.updater.copy_(self.averaged)
+            self.slot.updater.copy_(self.averaged)
         self._send(Applied())
 
     # ------------------------------------------------------------ packets

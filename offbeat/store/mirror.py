@@ -48,6 +48,10 @@ class Mirror(Parameters):
             updater.load_state(state)
         self.updater_state = {name: view.clone() for name, view in found.updater.views.items()}
 
+    def rule_state(self) -> dict[str, Tensor]:
+        """The state of the rule in the copy."""
+        return {k: t for updater in self.updaters for k, t in updater.tensors_of_state().items()}
+
     def digest(self) -> str:
         return super().digest() if self.looked_at is None else self.looked_at.digest()
 
