@@ -66,6 +66,12 @@ LAYERS: dict[str, set[str]] = {
     "store.updater": {"errors", "choices", "discipline", "optim", "task", "store.table"},
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
+    "store.home": {"errors", "store.table", "store.updater"},
+    "store.mirror": {"contribution", "store.home", "store.parameters", "store.table"},
+    "store.replicas": {
+        *("choices", "contribution", "data"),
+        *("store.parameters", "store.table", "store.updater"),
+    },
     "store.core": {
         *("choices", "discipline", "board", "lease", "log", "contribution"),
         *("store.table", "store.parameters"),
@@ -85,7 +91,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "choices", "discipline", "lease", "data", "codec", "log", "send", "worker"),
         *("replica.objective", "replica.whole", "replica.part", "replica.split"),
         *("layout.cut", "link.mesh"),
-        *("store.table", "store.updater", "store.parameters", "store.core"),
+        *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
     },
     "pace": {"errors", "spelling"},
     "layout": set(),
@@ -113,7 +119,11 @@ LAYERS: dict[str, set[str]] = {
     "link": set(),
     "link.base": {"lease", "contribution"},
     "link.messages": {"lease", "log"},
-    "link.memory": {"errors", "board", "store.table", "link.posts"},
+    "link.memory": {"errors", "board", "store.home", "store.table", "link.posts"},
+    "link.group": {"store.table"},
+    "link.meeting": {
+        *("contribution", "log", "replica.stream", "link", "store.parameters", "store.table"),
+    },
     "link.shared": {"lease", "contribution", "link"},
     "link.mesh": {"errors"},
     "link.posts": {"board", "link.mesh"},
@@ -129,6 +139,11 @@ LAYERS: dict[str, set[str]] = {
     "engine.server": {
         *("errors", "board", "lease", "contribution", "link", "store.core", "store.table"),
     },
+    "engine.rounds": {
+        *("errors", "board", "contribution", "link", "engine.server"),
+        *("store.core", "store.mirror", "store.table"),
+    },
+    "engine.via": {"errors", "choices", "contribution", "job", "log", "store.table"},
     "engine.keep": {"link.memory"},
     "engine.team": {
         *("errors", "contribution", "lease", "send", "store.table", "link", "replica.split"),

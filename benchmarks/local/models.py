@@ -104,7 +104,9 @@ def allreduce(scale: Scale) -> list[Figure]:
                 Peer("DDP, 2 ranks", median(theirs for theirs, _ in pairs), "images/s"),
             ),
         ),
-        Figure("ResNet-50, batch 8, all-reduce: peak memory of a worker over DDP's rank", peak, "x"),
+        Figure(
+            "ResNet-50, batch 8, all-reduce: peak memory of a worker over DDP's rank", peak, "x"
+        ),
     ]
 
 

@@ -135,7 +135,8 @@ class Crew:
             self.store.parameters = job.make_parameters(flats, Mirror)
         self.keep = Keep(self.shared)
         self.images: Images | None = None
-        if memory is None and not self.meets and not isinstance(job.discipline.send, InPlace):
+        one_place = not self.meets and not job.discipline.pairs
+        if memory is None and one_place and not isinstance(job.discipline.send, InPlace):
             assert self.store.parameters is not None
             self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
         self.begin: Callable[[Store], None] = lambda store: None  # other parameters to begin with
@@ -334,7 +335,7 @@ def _plan(job: Job, local: Local) -> Plan:
     lock_step = isinstance(gather, All) and not gather.backup
     if incoming == 1 and isinstance(send, Gradient | Accumulated):
         # Nothing is written before everyone who reads has sent what came of it.
-        alone = job.workers == 1
+        alone = job.workers == 1 and not discipline.pairs
         fresh = isinstance(send, Gradient) or send.fetch == send.push
         if (lock_step or alone) and fresh:
             incoming = 0

@@ -314,4 +314,3 @@ class Rounds(Server):
                     self.deadline[number] = now + self.patience / 2
                     self._send(number, Knock())
         super()._give_up_the_silent(now)
-

@@ -84,7 +84,9 @@ class Group:
         self.tasks: SimpleQueue[Callable[[Any], None]] = SimpleQueue()
 
     def start(self, failed: Callable[[str], None]) -> None:
-        threading.Thread(target=self._work, args=(failed,), name="offbeat group", daemon=True).start()
+        threading.Thread(
+            target=self._work, args=(failed,), name="offbeat group", daemon=True
+        ).start()
 
     def add(self, give: Tensor, get: Tensor, shares: Sequence[float], how: Sum = fused) -> None:
         """Add up `give` of all members with their shares into `get`."""
@@ -138,7 +140,7 @@ class Keys:
     def connect(self, number: int, rank: int, size: int) -> Any:
         """Wait for the other members of group `number`."""
         keys = dist.TCPStore(HOST, self.port, None, False, self.seconds)  # type: ignore[attr-defined]
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
         options._timeout = self.seconds
         prefix = dist.PrefixStore(str(number), keys)  # type: ignore[attr-defined]

@@ -84,20 +84,29 @@ class Parameters:
             rate = total / sum(c.part.samples for c in live)
             gradients = self._combine(live, [share / total for share in shares])
             absent = frozenset.intersection(*(c.absent for c in live))
-        if self.clip is not None:
-            # In the model's own order, so that the norm is the same however it is sharded.
-            found = {name: g for flat in gradients for name, g in flat.views.items()}
-            self.clip([found[name] for name in self.names if name not in absent])
         before = self.weigher.before_step()
-        for updater, flat in zip(self.updaters, gradients, strict=True):
-            views = flat.views
-            if absent:
-                views = {name: view for name, view in views.items() if name not in absent}
-            updater.step(views, rate)
+        self._descend(self.updaters, gradients, absent, rate)
         self.weigher.after_step(before)
         if live[0].updater:
             self._average_updaters(live)
         return rate
+
+    def _descend(
+        self,
+        updaters: Sequence[Updater],
+        gradients: Sequence[Flat],
+        absent: frozenset[str],
+        rate: float,
+    ) -> None:
+        if self.clip is not None:
+            # In the model's own order, so that the norm is the same however it is sharded.
+            found = {name: g for flat in gradients for name, g in flat.views.items()}
+            self.clip([found[name] for name in self.names if name not in absent])
+        for updater, flat in zip(updaters, gradients, strict=True):
+            views = flat.views
+            if absent:
+                views = {name: view for name, view in views.items() if name not in absent}
+            updater.step(views, rate)
 
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
         payloads = [self.weigher.correct(one.part.worker, one.unpacked()) for one in live]
@@ -122,6 +131,13 @@ class Parameters:
     def advance(self, version: int, epoch: int) -> None:
         for updater in self.updaters:
             updater.advance(version, epoch)
+
+    def enter(self, worker: int) -> None:
+        """`worker` joins; what it pulls is everybody's."""
+
+    def of(self, worker: int) -> list[Flat]:
+        """What `worker` pulls."""
+        return self.flats
 
     def forget(self, worker: int) -> None:
         """A lost worker's statistics no longer count."""

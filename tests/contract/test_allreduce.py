@@ -80,9 +80,7 @@ def test_settings_make_no_difference(local_only, name, per, tmp_path):
         "groups": lambda model: [{"params": list(model.parameters()), "lr": 0.3}],
     }
     out = tmp_path / "run"
-    run(
-        local_only, what, name, workers=3, out=out, epochs=3, shards=2, accumulate=2, **code, **VIA
-    )
+    run(local_only, what, name, workers=3, out=out, epochs=3, shards=2, accumulate=2, **code, **VIA)
     check_run(out, what, epochs=3, **code)
 
 
@@ -149,9 +147,7 @@ def test_all_may_die(local_only, name, tmp_path):
 @pytest.mark.parametrize("name", ["bsp", "local:2"])
 def test_one_that_stops_holds_up_nobody_for_ever(local_only, name, tmp_path):
     what, out = _with(problem(samples=60), {(1, 2): Once(signal.SIGSTOP)}, 3), tmp_path / "run"
-    run(
-        local_only, what, name, workers=3, patience=QUICK, out=out, listeners=[WakeLost()], **VIA
-    )
+    run(local_only, what, name, workers=3, patience=QUICK, out=out, listeners=[WakeLost()], **VIA)
     records = check_run(out, what)
     assert any(isinstance(record, Lost) and record.worker == 1 for record in records)
 
