@@ -47,7 +47,7 @@ class Round:
     met: set[int] = field(default_factory=set)
     applying: bool = False  # from here on the round counts, whoever dies
     applied: set[int] = field(default_factory=set)
-    buried: list[int] = field(default_factory=list)  # who was lost while applying
+    buried: dict[int, str] = field(default_factory=dict)  # who was lost while applying, and why
     knocked: set[int] = field(default_factory=set)
 
     @property
@@ -208,8 +208,8 @@ class Rounds(Server):
         self.holds |= dict.fromkeys(living, self.store.version + 1)
         for number, push in sorted(found.pushed.items()):
             super()._push(number, push)
-        for number in found.buried:
-            self._lose(number)
+        for number, why in found.buried.items():
+            self._lose(number, why)
         self._over()
 
     def _over(self) -> None:
@@ -233,23 +233,23 @@ class Rounds(Server):
         if self.round is None:
             super()._wake_resting()
 
-    def _lose(self, number: int) -> None:
+    def _lose(self, number: int, why: str = "") -> None:
         found = self.round
         self.joining = [one for one in self.joining if one != number]
         if found is not None and number in found.members and found.applying:
             self.met.add(number)
-            found.buried.append(number)
+            found.buried[number] = why
             self._if_applied()
             return
         self._look_away(number)
         if found is None or number not in found.members:
-            super()._lose(number)
+            super()._lose(number, why)
             return
         del found.members[number]
         found.pushed.pop(number, None)
         if not found.members:
             self.round = None
-        super()._lose(number)
+        super()._lose(number, why)
         if found.members:
             self._again(f"worker {number} was lost")
             self._if_whole()
