@@ -81,7 +81,7 @@ class Group:
     def __init__(self, number: int, members: Sequence[int], me: int, keys: "Keys"):
         self.number, self.members, self.rank = number, list(members), list(members).index(me)
         self.keys = keys
-        self.tasks: SimpleQueue[Callable[[Any], None]] = SimpleQueue()
+        self.tasks: SimpleQueue[Callable[[Any], None] | None] = SimpleQueue()
 
     def start(self, failed: Callable[[str], None]) -> None:
         threading.Thread(
@@ -96,12 +96,16 @@ class Group:
         """Call `told`, in the group's thread, when all that was given has been added up."""
         self.tasks.put(lambda gloo: told())
 
+    def end(self) -> None:
+        """Let go of the others when all that was given has been added up."""
+        self.tasks.put(None)
+
     def _work(self, failed: Callable[[str], None]) -> None:
         torch.set_num_threads(1)
         try:
             gloo = self.keys.connect(self.number, self.rank, len(self.members))
-            while True:
-                self.tasks.get()(gloo)
+            while (task := self.tasks.get()) is not None:
+                task(gloo)
         except Exception as error:  # whatever gloo says, the group is of no more use
             failed(f"{type(error).__name__}: {error}"[:500])
 

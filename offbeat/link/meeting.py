@@ -82,6 +82,15 @@ class MeetingLink(SharedLink):
         self._give_rest()
         self._apply(self._awaited())
 
+    def bye(self, figures: dict[str, float]) -> None:
+        self._leave()
+        super().bye(figures)
+
+    def _leave(self) -> None:
+        if self.group is not None:
+            self.group.end()
+        self.group = None
+
     # ------------------------------------------------------------ one round
 
     def _begin(self, go: Go) -> None:
@@ -98,7 +107,7 @@ class MeetingLink(SharedLink):
         self.meet, self.given = meet, 0
         members = [number for number, _ in meet.members]
         if self.group is None or self.group.number != meet.group:
-            self.group = None
+            self._leave()
             if len(members) > 1:
                 keys = Keys(meet.port, self.seconds)
                 self.group = Group(meet.group, members, self.number, keys)
