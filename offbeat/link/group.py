@@ -84,9 +84,10 @@ class Group:
         self.tasks: SimpleQueue[Callable[[Any], None] | None] = SimpleQueue()
 
     def start(self, failed: Callable[[str], None]) -> None:
-        threading.Thread(
+        self.thread = threading.Thread(
             target=self._work, args=(failed,), name="offbeat group", daemon=True
-        ).start()
+        )
+        self.thread.start()
 
     def add(self, give: Tensor, get: Tensor, shares: Sequence[float], how: Sum = fused) -> None:
         """Add up `give` of all members with their shares into `get`."""
@@ -96,9 +97,14 @@ class Group:
         """Call `told`, in the group's thread, when all that was given has been added up."""
         self.tasks.put(lambda gloo: told())
 
-    def end(self) -> None:
-        """Let go of the others when all that was given has been added up."""
+    def end(self, idle: bool) -> None:
+        """Let go of the others; an `idle` group is gone when this returns.
+
+        One that ended while the interpreter does would take the process with it.
+        """
         self.tasks.put(None)
+        if idle:
+            self.thread.join()
 
     def _work(self, failed: Callable[[str], None]) -> None:
         torch.set_num_threads(1)

@@ -59,6 +59,7 @@ class MeetingLink(SharedLink):
         self.pieces: list[Piece] = []
         self.waits: list[set[str]] = []  # names that each piece still waits for
         self.given = 0  # pieces of this attempt
+        self.summed = False  # whether all of them have been added up
         self.bell, self.rope = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.selector = selectors.DefaultSelector()
         self.selector.register(wire, selectors.EVENT_READ)
@@ -88,7 +89,7 @@ class MeetingLink(SharedLink):
 
     def _leave(self) -> None:
         if self.group is not None:
-            self.group.end()
+            self.group.end(idle=self.summed)
         self.group = None
 
     # ------------------------------------------------------------ one round
@@ -104,18 +105,18 @@ class MeetingLink(SharedLink):
 
     def _convene(self, meet: Meet) -> None:
         """An attempt at a round; if the contribution is whole already, all of it is given anew."""
-        self.meet, self.given = meet, 0
         members = [number for number, _ in meet.members]
         if self.group is None or self.group.number != meet.group:
             self._leave()
-            if len(members) > 1:
-                keys = Keys(meet.port, self.seconds)
-                self.group = Group(meet.group, members, self.number, keys)
-                self.group.start(lambda reason: self._ring(Apart(meet.group, reason)))
-                # Memory of its own: a group that was left may still write its own.
-                self.mean = [Flat(flat.table) for flat in self.slot.outgoing[0]]
-                self.averaged = Flat(self.slot.updater.table)
-                self.pieces = pieces_of(self.mean)
+        self.meet, self.given, self.summed = meet, 0, False
+        if self.group is None and len(members) > 1:
+            keys = Keys(meet.port, self.seconds)
+            self.group = Group(meet.group, members, self.number, keys)
+            self.group.start(lambda reason: self._ring(Apart(meet.group, reason)))
+            # Memory of its own: a group that was left may still write its own.
+            self.mean = [Flat(flat.table) for flat in self.slot.outgoing[0]]
+            self.averaged = Flat(self.slot.updater.table)
+            self.pieces = pieces_of(self.mean)
         self.waits = [set(piece.names) for piece in self.pieces]
         if self.payload is not None:
             self._give_rest()
@@ -187,6 +188,7 @@ class MeetingLink(SharedLink):
         """Pass on what the group has said, unless it is over with that one."""
         assert self.meet is not None
         if isinstance(message, Met) and message.attempt == self.meet.attempt:
+            self.summed = True
             self._send(message)
         if isinstance(message, Apart) and message.group == self.meet.group:
             self._send(message)

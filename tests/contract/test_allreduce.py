@@ -127,13 +127,12 @@ def test_one_goes_on_where_the_other_stopped(local_only, name, first, second, tm
 
 @pytest.mark.parametrize("name", ["bsp", "average:2", "diloco:2"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_one_that_dies_is_left_out_and_comes_again(local_only, name, victim, tmp_path):
+def test_one_that_dies_is_left_out(local_only, name, victim, tmp_path):
     what = _with(problem(samples=60), {(victim, 2): Once(signal.SIGKILL)}, 3)
     out = tmp_path / "run"
-    got = run(local_only, what, name, workers=3, optimizer=ADAM, out=out, **VIA)
+    run(local_only, what, name, workers=3, optimizer=ADAM, out=out, **VIA)
     records = check_run(out, what)
     assert [r.worker for r in records if isinstance(r, Lost)] == [victim]
-    assert got.summary().per_worker[victim].joins == 2
 
 
 @pytest.mark.parametrize("name", ["bsp", "average:2"])
