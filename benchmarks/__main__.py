@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import simulator, watch
+from benchmarks import shards, simulator, watch
 from benchmarks.figure import Figure
 from benchmarks.local import exchange, layouts, models, straggler
 from benchmarks.machine import Others, described, machine
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "scaling": simulator.scaling,
     "exchange": exchange.exchange,
     "before-image": exchange.before_image,
+    "shards": shards.shards,
     "small": straggler.small_step,
     "straggler": straggler.straggler,
     "accuracy": straggler.to_accuracy,

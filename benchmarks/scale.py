@@ -28,6 +28,7 @@ class Scale:
     demo_epochs: int | None = None  # as many as the demo has
     watch_epochs: int = 150  # of a run with the live page, some seconds
     layout_steps: int = 20  # of a split model
+    shard_floats: int = 100_000_000  # of a model on a store of several processes
     workers: int = 10_000  # of the simulated cluster
     mnist: Path | None = None
 
@@ -51,5 +52,6 @@ QUICK = Scale(
     demo_epochs=2,
     watch_epochs=20,
     layout_steps=4,
+    shard_floats=4_000_000,
     workers=1_000,
 )

@@ -23,6 +23,7 @@ class Contribution(msgspec.Struct):
     absent: frozenset[str] = frozenset()  # parameters that got no gradient at all
     statistics: dict[str, Tensor] = {}  # averaged buffers
     updater: dict[str, Tensor] = {}  # local optimiser state to average
+    place: int = -1  # which of its worker's buffers the payload lies in, where memory is shared
 
     @property
     def nbytes(self) -> int:
@@ -35,10 +36,12 @@ class Contribution(msgspec.Struct):
         return beside + sum(flat.table.payload_bytes for flat in self.payload or [])
 
     def keep(self) -> None:
-        """Own the payload: the worker's buffer is about to be written again."""
+        """Own the numbers: the worker's buffers are about to be written again."""
         if self.payload is not None:
             self.payload = [flat.clone() for flat in self.unpacked()]
             self.packed = None
+        self.updater = {name: tensor.clone() for name, tensor in self.updater.items()}
+        self.place = -1
 
     def unpacked(self) -> list[Flat]:
         """The payload as the store sees it."""

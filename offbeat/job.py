@@ -123,8 +123,12 @@ class Job:
         return store
 
     def make_parameters(
-        self, flats: Sequence[Flat] | None = None, kind: type[Parameters] = Parameters
+        self,
+        flats: Sequence[Flat] | None = None,
+        held: Sequence[int] | None = None,
+        kind: type[Parameters] = Parameters,
     ) -> Parameters | None:
+        """The store's numbers, or those of some of its shards."""
         if isinstance(self.content, Ghost):
             return None
         numbers = self.content
@@ -136,6 +140,7 @@ class Job:
             self.discipline.weigh,
             numbers.policies,
             flats,
+            held,
         )
         if isinstance(made, Replicas):
             made.seed = self.seed

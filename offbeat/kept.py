@@ -14,6 +14,7 @@ from offbeat.run import Run
 from offbeat.setup import first_difference
 from offbeat.store.checkpoint import RunFolder, model_tensors, save_tensors, write_json
 from offbeat.store.core import Store
+from offbeat.store.parameters import Parameters
 from offbeat.store.table import under
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]  # a checkpoint: tensors and the rest
@@ -38,8 +39,9 @@ class Kept:
             assert isinstance(job.content, Numbers)
             folder.create(config, model_tensors(job.content.model), resume)
             return cls(folder)
-        # How contributions meet may change: a checkpoint is the same either way.
-        here = {key: value for key, value in config.items() if key not in ("origin", "via")}
+        # A checkpoint does not say how it was sharded, nor how contributions met.
+        free = ("origin", "shards", "via")
+        here = {key: value for key, value in config.items() if key not in free}
         difference = first_difference(folder.config(), here)
         if difference is not None:
             raise CheckpointError(
@@ -87,13 +89,17 @@ class Kept:
         return Run(model, history, summary, self.folder.path if self.folder else None)
 
     def begin_with(self, store: Store, earlier: RunFolder) -> None:
-        """Take parameters and rule state from an earlier run, but not its epochs and clocks."""
-        found = earlier.load()
-        if found is None:
-            raise CheckpointError(f"{earlier.path} has no checkpoint to begin with")
+        """Begin with an earlier run, and keep what was taken from it."""
         assert store.parameters is not None
-        tensors, meta = found
-        rule = meta["parameters"]
-        store.parameters.begin_with(under("store/", tensors), rule, str(earlier.path))
+        begin_with(store.parameters, earlier)
         if self.folder is not None:  # for replay, which may outlive the earlier run
             save_tensors(self.folder.start_file, store.parameters.state())
+
+
+def begin_with(parameters: Parameters, earlier: RunFolder) -> None:
+    """Take parameters and rule state from an earlier run, but not its epochs and clocks."""
+    found = earlier.load()
+    if found is None:
+        raise CheckpointError(f"{earlier.path} has no checkpoint to begin with")
+    tensors, meta = found
+    parameters.begin_with(under("store/", tensors), meta["parameters"], str(earlier.path))

@@ -138,6 +138,7 @@ class Log:
         self.listeners: list[Listener] = []
         self.relay: Callable[[bytes], None] | None = None  # gets every record as a line
         self.file: IO[bytes] | None = None
+        self.size = 0  # of the file, known without asking the system
         if path is not None:
             # Unbuffered, so that others can follow the run and a kill takes no record with it.
             self.file = open(path, "ab" if keep is not None else "wb", buffering=0)  # noqa: SIM115
@@ -149,12 +150,13 @@ class Log:
                         "start the run again in a new folder"
                     )
                 self.file.truncate(keep)
+                self.size = keep
 
     def write(self, record: Entry) -> None:
         if self.file is not None or self.relay is not None:
             line = _encoder.encode(record) + b"\n"
             if self.file is not None:
-                self.file.write(line)
+                self.size += self.file.write(line)
             if self.relay is not None:
                 self.relay(line)
         for listener in self.listeners:
@@ -163,7 +165,7 @@ class Log:
     def switch(self, path: Path) -> None:
         """Go on in another file, from its beginning."""
         self.close()
-        self.file = open(path, "wb", buffering=0)  # noqa: SIM115
+        self.file, self.size = open(path, "wb", buffering=0), 0  # noqa: SIM115
 
     @contextmanager
     def followed(self, store: Any, samples: int) -> Iterator[None]:
@@ -179,7 +181,7 @@ class Log:
 
     def length(self) -> int:
         """Bytes written so far."""
-        return 0 if self.file is None else self.file.tell()
+        return 0 if self.file is None else self.size
 
     def close(self) -> None:
         if self.file is not None:

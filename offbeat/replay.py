@@ -92,7 +92,8 @@ def replay(
 def follow(place: RunFolder, job: Job, described: Mapping[str, Any], every: int = 1) -> Replay:
     """Replay the run in `place` with a job that is described as its own is."""
     config = place.config()
-    different = first_difference(config, described)
+    # The bits are the same over any number of shards.
+    different = first_difference(config, {k: v for k, v in described.items() if k != "shards"})
     if different is not None:
         raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
     job.discipline.check_order()
@@ -200,7 +201,7 @@ class _Replayer:
         worker = self._worker(record.worker)
         self.resting.discard(record.worker)
         self._compute(worker, record.leases)
-        self.parameters.weigher.remember(record.worker)
+        self.parameters.remember(record.worker)
         worker.accept(
             Snapshot(
                 self.version,

@@ -14,7 +14,7 @@ from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.lease import Lease
 from offbeat.replica.whole import Replica
-from offbeat.store.table import Flat, total_bytes, under
+from offbeat.store.table import Flat, fill, named, total_bytes, under
 from offbeat.store.updater import Recipe, Updater
 
 Outs = list[list[Flat]] | None
@@ -160,13 +160,11 @@ class AccumulatedSender(Sender):
         return self.out
 
     def state(self) -> dict[str, Tensor]:
-        sums = {f"sum/{i}": flat.buffer for i, flat in enumerate(self.sum)}
-        return super().state() | sums
+        return super().state() | named("sum/", self.sum)
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         super().load_state(tensors)
-        for i, flat in enumerate(self.sum):
-            flat.buffer.copy_(tensors[f"sum/{i}"])
+        fill(self.sum, under("sum/", tensors))
 
     def meta(self) -> dict[str, Any]:
         return {"count": self.count, "absent": sorted(self.absent)}
@@ -256,13 +254,11 @@ class ChangeSender(_LocalSender):
         return {k: t.clone() for k, t in self.updater.tensors_of_state().items()}
 
     def state(self) -> dict[str, Tensor]:
-        anchors = {f"anchor/{i}": flat.buffer for i, flat in enumerate(self.anchor)}
-        return super().state() | anchors
+        return super().state() | named("anchor/", self.anchor)
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         super().load_state(tensors)
-        for i, flat in enumerate(self.anchor):
-            flat.buffer.copy_(tensors[f"anchor/{i}"])
+        fill(self.anchor, under("anchor/", tensors))
 
 
 class ElasticSender(_LocalSender):
@@ -341,7 +337,7 @@ class ElasticSender(_LocalSender):
     def state(self) -> dict[str, Tensor]:
         found = super().state()
         if self.centre is not None:
-            found |= {f"centre/{i}": flat.buffer for i, flat in enumerate(self.centre)}
+            found |= named("centre/", self.centre)
         if self.unapplied:
             for name, parameter in self.replica.parameters.items():
                 if parameter.grad is not None:
@@ -352,10 +348,8 @@ class ElasticSender(_LocalSender):
         super().load_state(tensors)
         centres = under("centre/", tensors)
         if centres:
-            self.centre = [
-                Flat(flat.table, centres[str(i)].clone())
-                for i, flat in enumerate(self.replica.flats)
-            ]
+            self.centre = [Flat(flat.table) for flat in self.replica.flats]
+            fill(self.centre, centres)
         gradients = under("gradient/", tensors)
         self.unapplied = bool(gradients)
         for name, gradient in gradients.items():

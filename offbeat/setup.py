@@ -31,6 +31,7 @@ from offbeat.store.table import (
     ByWeight,
     Placement,
     Staged,
+    count,
     fingerprint,
     total_bytes,
 )
@@ -95,13 +96,14 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     collate, shuffle = options.get("collate"), options.get("shuffle", True)
     reader = Reader(wanted.data, wanted.seed, shuffle, collate)
     cut = _cut(wanted, options, model, reader)
+    placement = _placement(options.get("shards", 1))
     job = Job(
         Numbers(
             model,
             reader,
             wanted.loss or _unknown,
             *_rules(filled, wanted.optimizer, model, options),
-            _placement(options.get("shards", 1)) if cut is None else Staged(cut.groups()),
+            placement if cut is None else Staged(cut.groups(), count(placement)),
             options.get("policies", {}),
             accumulate,
             cut,
@@ -223,9 +225,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "nonfinite": job.nonfinite,
         "hash_every": job.hash_every,
         "shuffle": numbers.reader.shuffle,
-        "shards": len(numbers.placement.weights)
-        if isinstance(numbers.placement, ByWeight)
-        else numbers.placement.shards,
+        "shards": count(numbers.placement),
         "optimizer": describe_optimizer(optimizer),
         "schedule": _describe_schedule(numbers),
         "clip": _clip_text(numbers),

@@ -19,7 +19,7 @@ from offbeat.engine.steward import Rhythm
 from offbeat.engine.verify import verify
 from offbeat.errors import ConfigError
 from offbeat.job import Job, Numbers
-from offbeat.kept import Kept
+from offbeat.kept import Kept, begin_with
 from offbeat.layout.value import Layout, as_layout
 from offbeat.log import Listener
 from offbeat.replica.evaluate import Evaluator
@@ -83,7 +83,7 @@ def train(
             "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
             "to slow down real workers"
         )
-    workers = _replicas(options.get("layout"), workers)
+    workers = _replicas(options.get("layout"), workers, cluster)
     local = _local(options, engine, workers)
     simulated = _cluster(cluster, workers)
     every = options.pop("evaluate_every", None)
@@ -123,7 +123,7 @@ def train(
             crew = Crew(job, local, kept.folder, evaluator, rhythm)
             if earlier is not None:
                 kept.begin_with(crew.store, earlier)  # now, to find what does not fit
-                crew.begin = partial(kept.begin_with, earlier=earlier)
+                crew.begin = partial(begin_with, earlier=earlier)
             return run_local(crew, kept, tally, listeners)
         log = kept.log()
         store = job.make_store(log)
@@ -137,11 +137,15 @@ def train(
             return _simulate(job, simulated, session, kept, tally)
 
 
-def _replicas(layout: Layout | str | None, workers: int | None) -> int | None:
-    """A worker is a replica, and a layout may say how many there are."""
+def _replicas(
+    layout: Layout | str | None, workers: int | None, cluster: Cluster | str | None
+) -> int | None:
+    """A worker is a replica, and a layout may say how many there are, or leave it to a cluster."""
     if layout is None:
         return workers
     replicas = as_layout(layout).replicas
+    if replicas == 1 and cluster is not None:
+        return workers
     if workers is not None and replicas not in (1, workers):
         raise ConfigError(
             f"workers={workers}, but the layout has replicas={replicas}: leave one of them out"

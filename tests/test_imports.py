@@ -137,14 +137,17 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.orders": set(),
     "engine.server": {
-        *("errors", "board", "lease", "contribution", "link", "store.core", "store.table"),
+        *("errors", "board", "lease", "contribution", "link"),
+        *("store.core", "store.parameters", "store.table"),
     },
     "engine.rounds": {
         *("errors", "board", "contribution", "link", "engine.server"),
         *("store.core", "store.mirror", "store.table"),
     },
-    "engine.via": {"errors", "choices", "contribution", "job", "log", "store.table"},
-    "engine.keep": {"link.memory"},
+    "engine.via": {
+        *("errors", "choices", "contribution", "job", "log", "send", "worker", "store.table"),
+        "link.meeting",
+    },
     "engine.team": {
         *("errors", "contribution", "lease", "send", "store.table", "link", "replica.split"),
         "engine.process",
@@ -161,6 +164,15 @@ LAYERS: dict[str, set[str]] = {
         *("choices", "job", "send", "worker", "store.core", "layout.cut", "link"),
         *("replica.flow", "replica.part", "replica.split", "engine"),
     },
+    "engine.hand": {
+        *("contribution", "log", "link.memory", "link.messages"),
+        *("store.checkpoint", "store.parameters"),
+    },
+    "engine.spread": {
+        *("choices", "contribution", "job", "link.memory", "link.messages", "engine"),
+        *("store.parameters", "store.table"),
+    },
+    "engine.keep": {"link.memory", "store.checkpoint"},
     "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
@@ -185,7 +197,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "kept": {
         *("errors", "job", "log", "run", "setup", "report.summary"),
-        *("store.checkpoint", "store.core", "store.table"),
+        *("store.checkpoint", "store.core", "store.parameters", "store.table"),
     },
     "engine.alone": {
         *("choices", "lease", "job", "worker", "loop", "run", "session", "script", "kept"),

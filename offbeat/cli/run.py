@@ -61,6 +61,9 @@ def run(
         Via | None, _training("Where contributions meet: in the store, or among the workers.")
     ] = None,
     codec: options.Codec = None,
+    shards: Annotated[
+        int | None, _training("Parts of the store, each with a process; else the script's.")
+    ] = None,
     seed: Annotated[int | None, _training("Of order and times; else the script's.")] = None,
     out: options.Out = None,
     resume: options.Resume = False,
@@ -83,7 +86,8 @@ def run(
     if not script.is_file():
         raise ConfigError(f"there is no file {script}: write offbeat run [OPTIONS] train.py")
     given = {"codec": codec, "seed": seed, "out": out, "patience": patience}
-    given |= {"checkpoint_every": checkpoint_every, "via": None if via is None else via.value}
+    given |= {"checkpoint_every": checkpoint_every, "shards": shards}
+    given["via"] = None if via is None else via.value
     asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if sync is not None:
         asked["discipline"] = parse(sync)

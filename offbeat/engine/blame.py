@@ -10,7 +10,7 @@ from offbeat.engine.process import LastWords
 from offbeat.errors import RunError
 
 RESTARTS = 3  # deaths in a row, without any work between them, that a process is forgiven
-SERVER = -2  # its number among the children
+SERVER = -2  # its number among the children, with its hands behind it: -3, -4, ...
 
 
 def failed(number: int, words: LastWords | None, status: int | None = None) -> RunError:
@@ -34,12 +34,21 @@ def startable(number: int) -> Iterator[None]:
         ) from error
 
 
+def hand_number(hand: int) -> int:
+    """The number of the first, second, ... hand of the server among the processes."""
+    return SERVER - hand
+
+
 def name_of(number: int) -> str:
     """What `ps` and `top` show."""
+    if number < SERVER:
+        return f"offbeat hand {SERVER - number}"
     return {SERVER: "offbeat server", TESTER: "offbeat tester"}.get(number, f"offbeat {number}")
 
 
 def who(number: int) -> str:
+    if number < SERVER:
+        return f"hand {SERVER - number} of the server"
     return {SERVER: "the server", TESTER: "the test process"}.get(number, f"worker {number}")
 
 

@@ -12,16 +12,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat.choices import Accumulated, All, Change, Gradient, InPlace, one_of
+from offbeat.choices import Accumulated, All, Gradient, InPlace, one_of
+from offbeat.engine.blame import SERVER
+from offbeat.engine.hand import Hand
 from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
 from offbeat.engine.rounds import Bereft, Rounds
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.split import SplitReplica
+from offbeat.engine.spread import Spread, held_by, hire
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
-from offbeat.engine.via import ALLREDUCE, STORE, VIA, check_allreduce, rule_table
+from offbeat.engine.via import (
+    ALLREDUCE,
+    STORE,
+    VIA,
+    check_allreduce,
+    listening,
+    rule_table,
+    updater_table,
+)  # fmt: skip
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job, Numbers, Place
 from offbeat.link.meeting import MeetingLink
@@ -30,13 +41,21 @@ from offbeat.log import Log, tail
 from offbeat.pace import duration
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
-from offbeat.send import ChangeSender, GradientSender
 from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
 from offbeat.store.fold import last_version
 from offbeat.store.mirror import Mirror
-from offbeat.store.parameters import named_tensors
-from offbeat.store.table import Entry, Table, buffer_entries, parameter_entries, place, total_bytes
+from offbeat.store.parameters import Parameters, named_tensors
+from offbeat.store.table import (
+    Table,
+    buffer_entries,
+    count,
+    dealt,
+    parameter_entries,
+    place,
+    total_bytes,
+    under,
+)
 from offbeat.worker import NumberWorker, Worker
 
 SMALL = 1 << 20  # bytes of a model whose tensors are not worth sharing among threads
@@ -131,15 +150,18 @@ class Crew:
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
         self.meets = local.via == ALLREDUCE
+        self.held = held_by(self.shared.plan.tables, job)
         if self.meets:
-            self.store.parameters = job.make_parameters(flats, Mirror)
-        self.keep = Keep(self.shared)
+            self.store.parameters = job.make_parameters(flats, None, Mirror)
+            self.held = dealt(self.shared.plan.tables, 1)
+        self.keep = Keep(self.shared, len(self.held))
         self.images: Images | None = None
-        one_place = not self.meets and not job.discipline.pairs
-        if memory is None and one_place and not isinstance(job.discipline.send, InPlace):
+        # Several processes have no moment at which all is one image; some have no parameters.
+        whole = len(self.held) == 1 and not self.meets and not job.discipline.pairs
+        if memory is None and whole and not isinstance(job.discipline.send, InPlace):
             assert self.store.parameters is not None
             self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
-        self.begin: Callable[[Store], None] = lambda store: None  # other parameters to begin with
+        self.begin: Callable[[Parameters], None] = lambda parameters: None  # with an earlier run
         self.buffers = {n: b.clone() for n, b in job.content.model.named_buffers()}
         if memory is None:
             for name, view in self.shared.averages.views.items():
@@ -167,6 +189,7 @@ class Crew:
     def serve(
         self, orders: socket.socket, reports: socket.socket, saved: Any, lived: Lived | None
     ) -> None:
+        spread = self._spread(orders, saved) if len(self.held) > 1 else None
         self.store.log = self._log(saved, lived)
         ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
         ahead += _under_way(self.job) - 1
@@ -182,7 +205,11 @@ class Crew:
         else:
             self.store.begin_again()
             parameters.begin(self.content.model)
-            self.begin(self.store)
+            self.begin(parameters)
+        if spread is not None:
+            spread.ready()
+            spread.watch(server.selector)
+            server.give, steward.others = spread.give, spread.write
         steward.go_on(lived)
         if self.images is not None:
             self.images.write(self.store.version)
@@ -197,6 +224,30 @@ class Crew:
                 f"the run could not be written down ({error.strerror}); its last checkpoint is "
                 "intact: make room and resume"
             ) from error
+        if spread is not None:
+            spread.close()
+
+    def _spread(self, orders: socket.socket, saved: Any) -> Spread:
+        """Fork a hand for every process but this one; they load their numbers meanwhile."""
+
+        def hold(number: int, wire: socket.socket) -> None:
+            # The end for reports stays open here, so that the launcher hears of the last one's end.
+            orders.close()
+            parameters = self.job.make_parameters(self.shared.parameters, self.held[number])
+            assert parameters is not None
+            if saved is not None:
+                tensors, meta = saved
+                parameters.load(under("store/", tensors), meta["parameters"])
+            else:
+                self.begin(parameters)
+            Hand(parameters, self.shared, wire).run()
+
+        others = self.held[1:]
+        hands = hire(len(others), hold, self.threads(SERVER))
+        mine = self.job.make_parameters(self.shared.parameters, self.held[0], Spread)
+        assert isinstance(mine, Spread)
+        self.store.parameters = mine.over(self.shared, hands, others)
+        return mine
 
     def _log(self, saved: Any, lived: Lived | None) -> Log:
         if self.folder is not None:
@@ -243,11 +294,7 @@ class Crew:
 
     def _met(self, link: MeetingLink, makes: Make, incarnation: int, place: Place) -> Worker:
         """A worker whose gradients go to the others while they are made."""
-        worker = makes(incarnation, place)
-        assert isinstance(worker, NumberWorker)
-        if isinstance(worker.sender, GradientSender) and self.content.accumulate == 1:
-            link.listen(worker.sender.stream)
-        return worker
+        return listening(makes(incarnation, place), link, self.content.accumulate == 1)
 
     def _make(self, store: Store, number: int, incarnation: int, place: Place) -> Worker:
         """A worker over the job's own model, whose buffers begin as they were at first."""
@@ -301,7 +348,7 @@ def check(job: Job, local: Local) -> None:
         raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")
     if local.via == ALLREDUCE:
         check_allreduce(job, local.overlap)
-    _check_files(job.workers)
+    _check_files(job)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
             "CUDA is in use already, and a process that uses it cannot be forked: build the "
@@ -309,10 +356,13 @@ def check(job: Job, local: Local) -> None:
         )
 
 
-def _check_files(workers: int) -> None:
-    """The server holds what the launcher holds, and a wire to each worker."""
+def _check_files(job: Job) -> None:
+    """The server holds what the launcher holds, and a wire to each worker and each hand."""
+    assert isinstance(job.content, Numbers)
+    workers, shards = job.workers, count(job.content.placement)
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + 4 * workers + 32  # and some for the dataset
+    some = 32  # for the dataset
+    needed = len(os.listdir("/proc/self/fd")) + 4 * workers + 6 * (shards - 1) + some
     if needed > allowed:
         raise ConfigError(
             f"{workers} workers need {needed} open files and this process may have {allowed}: "
@@ -346,22 +396,10 @@ def _plan(job: Job, local: Local) -> Plan:
         incoming, rule = 1, rule_table(job)
     table = Table.of(averaged)
     each = processes_of(job) // job.workers
-    return Plan(tables, table, _updater_table(job), job.workers, incoming, outgoing, each, rule)
+    return Plan(tables, table, updater_table(job), job.workers, incoming, outgoing, each, rule)
 
 
 def _under_way(job: Job) -> int:
     """Leases that one worker computes at once."""
     assert isinstance(job.content, Numbers)
     return 1 if job.content.cut is None else job.content.cut.layout.under_way
-
-
-def _updater_table(job: Job) -> Table:
-    """The local optimiser's state where the workers average it, learnt from one step."""
-    send = job.discipline.send
-    if not isinstance(send, Change) or send.state != "average":
-        return Table.of([])
-    worker = job.make_worker(job.make_store(Log()), 0, 1)
-    assert isinstance(worker, NumberWorker)
-    assert isinstance(worker.sender, ChangeSender)
-    state = worker.sender.learn_state()
-    return Table.of([Entry(k, tuple(t.shape), t.dtype, "averaged") for k, t in state.items()])

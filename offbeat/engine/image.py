@@ -35,6 +35,10 @@ class Images:
             for _ in range(2)
         ]
         self.rest = [Flat(table, self.arena.take(table.nbytes)) for _ in range(2)]
+        # What this process has put into each image beside the parameters, and where; an earlier
+        # server may have left something else there.
+        self.written: list[list[str] | None] = [None, None]
+        self.places: list[list[Tensor]] = [[], []]
 
     @classmethod
     def of(cls, job: Job, parameters: Parameters, averaged: Table) -> "Images | None":
@@ -53,14 +57,16 @@ class Images:
         for mine, theirs in zip(self.flats[place], self.parameters.flats, strict=True):
             mine.copy_(theirs)
         rest = learnt(self.parameters)
-        if rest or self.index:
-            if not all(name in self.index for name in rest):
+        names = list(rest)
+        if names != self.written[place]:
+            if not all(name in self.index for name in names):
                 return  # a rule that has learnt something new: an image without it would be wrong
             self.present[place] = 0
+            self.present[place, [self.index[name] for name in names]] = 1
+            self.written[place] = names
+            self.places[place] = [self.rest[place].views[name] for name in names]
         if rest:
-            views = self.rest[place].views
-            torch._foreach_copy_([views[name] for name in rest], list(rest.values()))
-            self.present[place, [self.index[name] for name in rest]] = 1
+            torch._foreach_copy_(self.places[place], list(rest.values()))
         self.versions[place] = version
 
     def read(self, version: int) -> dict[str, Tensor] | None:

@@ -298,8 +298,15 @@ class Launcher:
     def _end_all(self) -> None:
         self._kill_all()
         self._reap_all()
+        self._wait_for_hands()
         self._close_ends()
         self.selector.close()
+
+    def _wait_for_hands(self) -> None:
+        """They die with their server; the last one to go closes the other end of the reports."""
+        while self.inbox is not None and not self.inbox.ended:
+            for _ in self.inbox.take():
+                continue
 
     def _halt(self) -> None:
         if self.orders is not None:
@@ -364,7 +371,9 @@ def run_local(
 def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     """What the run came to, in its folder too if it has one."""
     words = done.words.values()
-    memory = {"store": done.memory}
+    memory = {"store": sum(done.memory)}
+    if len(done.memory) > 1:
+        memory["store_largest"] = max(done.memory)
     for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
         memory[name] = int(max((word.get(key, 0.0) for word in words), default=0.0))
     kinds = ("input_queue", "reading_hidden", "exchange_hidden")

@@ -56,7 +56,7 @@ class Done(Report):
     finished: bool
     version: int
     ledger: list[dict[str, int]]
-    memory: int  # bytes that the store holds
+    memory: list[int]  # bytes that each process of the store holds
     hash: str
     words: dict[int, dict[str, float]]
 

@@ -20,6 +20,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
 _OMP_PAUSE_HARD = 2
+# What glibc's mallopt is told, and its numbers for that.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_KEPT = 1 << 30  # bytes
 _MOST = 60_000  # bytes of last words: what a pipe takes without a reader
 
 
@@ -98,6 +101,7 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
     gc.freeze()  # what was there before the fork is not searched for garbage again, nor copied
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _keep_freed_memory()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(_PR_SET_NAME, name.encode()[:15])
@@ -119,6 +123,20 @@ def _send_helpers_home() -> None:
         pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
         if pause is not None:
             pause(_OMP_PAUSE_HARD)
+
+
+def _keep_freed_memory() -> None:
+    """Let what one step frees be there for the next, where the C library can be told so.
+
+    Otherwise large activations and gradients go back to the system at every step, and thousands of
+    pages are fetched and cleared again; most of all in a thread with a heap of its own, so a new
+    one gets the first one's.
+    """
+    tell = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tell is not None:
+        tell(_M_ARENA_MAX, 1)
+        tell(_M_MMAP_THRESHOLD, _KEPT)
+        tell(_M_TRIM_THRESHOLD, _KEPT)
 
 
 class Inside:

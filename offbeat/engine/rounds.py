@@ -9,7 +9,6 @@ from typing import cast
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from offbeat import board
-from offbeat.contribution import Snapshot
 from offbeat.engine.server import Server, Watch
 from offbeat.errors import RunError
 from offbeat.link.group import HOST
@@ -19,6 +18,7 @@ from offbeat.link.messages import (
     Applied,
     Apply,
     Ask,
+    Go,
     Here,
     Knock,
     Leased,
@@ -28,7 +28,6 @@ from offbeat.link.messages import (
 )
 from offbeat.store.core import Store
 from offbeat.store.mirror import Mirror, Replicated
-from offbeat.store.table import Flat
 
 ATTEMPTS = 8  # at one round, beyond one for each worker
 
@@ -127,22 +126,22 @@ class Rounds(Server):
         self.together = list(self.round.members)
         return Meet(self.attempt, self.group, sorted(self.round.members.items()), self.port)
 
-    def _hand_over(self, number: int, place: list[Flat], snapshot: Snapshot) -> bool:
-        """A worker that has just come gets what the others hold."""
+    def _go(self, number: int) -> Go:
+        """A worker that has just come gets what the others hold; the rest have it already."""
+        fresh = self.holds.get(number) != self.store.version
+        go = super()._go(number)
+        averaged = self.mirror.averaged()
+        go.fresh, go.updater = fresh, bool(averaged)
+        return go
+
+    def _give(self, number: int, place: int) -> None:
+        if self.holds.get(number) == self.store.version:
+            return
+        self.holds[number] = self.store.version
         slot, found, mirror = self.shared.slots[number], self.mirror.looked_at, self.mirror
-        averaged = mirror.updater_state if found is None else found.updater.views
-        snapshot.updater = dict(averaged)
-        if self.holds.get(number) == snapshot.version:
-            return False
-        self.holds[number] = snapshot.version
         flats = mirror.flats if found is None else found.flats
-        for mine, theirs in zip(place, flats, strict=True):
-            mine.copy_(theirs)
-        for name, tensor in averaged.items():
-            slot.updater.views[name].copy_(tensor)
-        state = mirror.rule_state() if found is None else found.home.read()
-        slot.home.write(state)
-        return True
+        slot.put(place, mirror.held, flats, mirror.averaged())
+        slot.home.write(mirror.rule_state() if found is None else found.home.read())
 
     def _ask(self, number: int, message: Ask) -> None:
         # Leases come with a round alone, or its members would not know its samples.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from offbeat.board import Row, State
-from offbeat.contribution import Contribution, Snapshot, Verdict
+from offbeat.contribution import Contribution, Verdict
 from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.memory import Counts, Shared
@@ -32,6 +32,7 @@ from offbeat.link.messages import (
     to_store,
 )
 from offbeat.store.core import Store
+from offbeat.store.parameters import Parameters
 from offbeat.store.table import Flat
 
 FROZEN = 3  # times patience that a silent worker may take to wake before it is replaced
@@ -76,6 +77,9 @@ class Server:
         self.words: dict[int, dict[str, float]] = {}  # what each said at the end
         self.statistics = [Flat(shared.plan.statistics) for _ in shared.slots]
         self.silent: Callable[[int], None] = lambda number: None  # told when one is frozen
+        self.give: Callable[[int, int], None] = (
+            self._give
+        )  # copies what is pulled into a worker's slot
         self.handlers: dict[type[Message], Callable[..., None]] = {
             Push: self._push,
             Pull: self._pull,
@@ -187,7 +191,8 @@ class Server:
             None,
             frozenset(message.absent),
             statistics.views,
-            {name: view.clone() for name, view in slot.updater.views.items()},
+            slot.updater.views,
+            message.place,
         )
         self.unpushed[number] = 0
         verdict = self.store.push(contribution, self.clock())
@@ -238,19 +243,20 @@ class Server:
             self._grant(self.ready.popleft())
 
     def _grant(self, number: int) -> None:
+        """Give the worker its turn; it uses that place for nothing else meanwhile."""
         if number not in self.wires or self.store.lost(number):
             return
         self._send(number, self._go(number))
         self._expect(number)
 
     def _go(self, number: int) -> Go:
-        """The one copy of a pull: the worker uses that place for nothing else meanwhile."""
+        """What is pulled lies in the worker's slot, and this goes with it."""
         now = self.clock()
         snapshot = self.store.pull(number, now, self.computed.pop(number, []))
         slot = self.shared.slots[number]
         place = self.pulls[number] % len(slot.incoming)
         self.pulls[number] += 1
-        fresh = self._hand_over(number, slot.incoming[place], snapshot)
+        self.give(number, place)
         waited = now - self.held_since.pop(number, now)
         leases = self._top_up(number, snapshot.steps)
         return Go(
@@ -260,19 +266,18 @@ class Server:
             leases,
             waited,
             place,
-            bool(snapshot.updater),
-            fresh=fresh,
+            bool(self.parameters.updater_bytes),
         )
 
-    def _hand_over(self, number: int, place: list[Flat], snapshot: Snapshot) -> bool:
-        """Put what is pulled into the worker's slot; True if the rule's state goes with it."""
-        assert snapshot.parameters is not None
-        for mine, theirs in zip(place, snapshot.parameters, strict=True):
-            if mine is not theirs:
-                mine.copy_(theirs)
-        for name, tensor in snapshot.updater.items():
-            self.shared.slots[number].updater.views[name].copy_(tensor)
-        return False
+    def _give(self, number: int, place: int) -> None:
+        parameters = self.parameters
+        slot = self.shared.slots[number]
+        slot.put(place, parameters.held, parameters.of(number), parameters.updater_state)
+
+    @property
+    def parameters(self) -> Parameters:
+        assert self.store.parameters is not None
+        return self.store.parameters
 
     def _top_up(self, number: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
         """Leases for `steps` steps and some ahead, less what the worker still has."""
@@ -333,7 +338,7 @@ class Server:
         """What waits in an unfinished round is copied: a next incarnation will use the slot."""
         for one in self.store.gathered:
             if one.part.worker == number:
-                one.keep()
+                self.store.keep(one)
 
     def _wake_resting(self) -> None:
         for number in self.store.wake():

@@ -11,7 +11,7 @@ from offbeat.engine.sim import Simulation
 from offbeat.lease import Lease
 from offbeat.log import Part
 from offbeat.session import Session
-from offbeat.store.table import Flat, under
+from offbeat.store.table import Flat, fill, named, under
 
 
 def tensors_of(sim: Simulation) -> dict[str, Tensor]:
@@ -25,8 +25,7 @@ def tensors_of(sim: Simulation) -> dict[str, Tensor]:
     for index, one in enumerate(store.gathered):
         prefix = f"gathered/{index}"
         if one.payload is not None:
-            for shard, flat in enumerate(one.unpacked()):
-                found[f"{prefix}/payload/{shard}"] = flat.buffer
+            found |= named(f"{prefix}/payload/", one.unpacked())
         found |= {f"{prefix}/statistics/{k}": t for k, t in one.statistics.items()}
         found |= {f"{prefix}/updater/{k}": t for k, t in one.updater.items()}
     return found
@@ -67,11 +66,8 @@ def _contribution(
     part.leases = [Lease(*msgspec.to_builtins(lease)) for lease in part.leases]
     payload = None
     if sim.store.parameters is not None:
-        buffers = under("payload/", tensors)
-        payload = [
-            Flat(table, buffers[str(i)].clone())
-            for i, table in enumerate(sim.store.parameters.tables)
-        ]
+        payload = [Flat(table) for table in sim.store.parameters.tables]
+        fill(payload, under("payload/", tensors))
     return Contribution(
         part,
         payload,

@@ -17,6 +17,7 @@ from offbeat.engine.orders import TESTER, Done, Frozen, Halt, Lines, Mark, Outbo
 from offbeat.engine.server import Server, Watch
 from offbeat.link.memory import Counts, Shared
 from offbeat.log import Entry, Evaluated
+from offbeat.store.checkpoint import Others, nobody
 from offbeat.store.core import Store
 from offbeat.store.fold import fold
 from offbeat.store.table import under
@@ -28,7 +29,13 @@ RELAY = 0.05  # seconds between two bundles of records for the launcher
 class Shelf(Protocol):
     """Where checkpoints go: a run folder, or memory."""
 
-    def save(self, version: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        version: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        others: Others = nobody,
+    ) -> None:
         """Write one beside the others."""
 
 
@@ -61,6 +68,7 @@ class Steward:
         self.due = 0.0  # when the lines go out
         self.halted = False
         self.new_log: Callable[[], Path] | None = None  # where to log on after a checkpoint
+        self.others: Others = nobody  # who writes checkpoints beside this process
         self.tester: socket.socket | None = None
         self.testing: Evaluated | None = None  # under way
         self.tested = 0  # tests done or under way
@@ -119,7 +127,7 @@ class Steward:
                 not self.halted,
                 self.store.version,
                 self.store.leases.ledger.summary(),
-                parameters.nbytes,
+                parameters.nbytes_each(),
                 parameters.digest(),
                 self.server.words,
             )
@@ -234,7 +242,7 @@ class Steward:
         self._flush()
         self.outbox.put(Mark(store.version))
         self.outbox.finish()  # the figures of a run must not be older than its checkpoint
-        self.shelf.save(store.version, tensors, meta)
+        self.shelf.save(store.version, tensors, meta, self.others)
         if self.new_log is not None:
             store.log.switch(self.new_log())
         self.outbox.put(Saved())

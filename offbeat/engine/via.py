@@ -4,8 +4,11 @@ from offbeat.choices import All, Change, Constant, Gradient
 from offbeat.contribution import Contribution
 from offbeat.errors import ConfigError
 from offbeat.job import Job, Numbers
-from offbeat.log import Part
+from offbeat.link.meeting import MeetingLink
+from offbeat.log import Log, Part
+from offbeat.send import ChangeSender, GradientSender
 from offbeat.store.table import Entry, Flat, Table
+from offbeat.worker import NumberWorker, Worker
 
 STORE, ALLREDUCE = "store", "allreduce"
 VIA = (STORE, ALLREDUCE)
@@ -52,3 +55,23 @@ def rule_table(job: Job) -> Table:
             for path, tensor in updater.tensors_of_state().items()
         ]
     )
+
+
+def updater_table(job: Job) -> Table:
+    """The local optimiser's state where the workers average it, learnt from one step."""
+    send = job.discipline.send
+    if not isinstance(send, Change) or send.state != "average":
+        return Table.of([])
+    worker = job.make_worker(job.make_store(Log()), 0, 1)
+    assert isinstance(worker, NumberWorker)
+    assert isinstance(worker.sender, ChangeSender)
+    state = worker.sender.learn_state()
+    return Table.of([Entry(k, tuple(t.shape), t.dtype, "averaged") for k, t in state.items()])
+
+
+def listening(worker: Worker, link: MeetingLink, whole: bool) -> Worker:
+    """Let gradients go to the others while they are made, if a batch is computed as a `whole`."""
+    assert isinstance(worker, NumberWorker)
+    if isinstance(worker.sender, GradientSender) and whole:
+        link.listen(worker.sender.stream)
+    return worker

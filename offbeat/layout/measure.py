@@ -95,7 +95,9 @@ def state_copies(optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | N
 
 def _enter(run: _Run, value: Any) -> None:
     run.entered = mapped(_fresh, value)
-    run.taken = mapped(_writable, run.entered)
+    # A copy: the first operation may write in place, which no start of a graph allows, and the
+    # sample is the caller's.
+    run.taken = mapped(Tensor.clone, run.entered)
 
 
 def _forward(run: _Run, precision: str) -> Any:
@@ -109,11 +111,6 @@ def _forward(run: _Run, precision: str) -> Any:
 def _fresh(tensor: Tensor) -> Tensor:
     """The same values as the start of a graph of their own."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _writable(tensor: Tensor) -> Tensor:
-    # The first operation of a block may write in place, which no start of a graph allows.
-    return tensor.clone() if tensor.requires_grad else tensor
 
 
 def _timed(

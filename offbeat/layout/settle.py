@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from offbeat.choices import Elastic, Gradient, InPlace
@@ -14,7 +15,7 @@ from offbeat.layout.explain import check, explain
 from offbeat.layout.partition import evenly
 from offbeat.layout.plan import at_names
 from offbeat.layout.stages import check_same
-from offbeat.layout.tree import batch_size, head
+from offbeat.layout.tree import batch_size, head, mapped
 from offbeat.layout.value import Layout, as_layout
 
 
@@ -39,7 +40,7 @@ def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callab
     blocks = check(layout, model, around.batch_size)
     if layout.stages == 1:
         return Cut.of(layout, model, blocks, (0,))
-    inputs = sample()
+    inputs = _whole(sample(), around.batch_size)
     check_same(model, blocks, head(inputs, layout.microbatch(batch_size(inputs))))
     predicted = None
     if layout.split == "count":
@@ -53,6 +54,12 @@ def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callab
     cut = replace(Cut.of(layout, model, blocks, starts), predicted=predicted)
     _check_cut(cut, around)
     return cut
+
+
+def _whole(inputs: Any, count: int) -> Any:
+    """A batch of `count` samples; a dataset that has fewer gives some of them again."""
+    numbers = torch.arange(count) % batch_size(inputs)
+    return inputs if len(numbers) == batch_size(inputs) else mapped(lambda t: t[numbers], inputs)
 
 
 def _check_around(layout: Layout, around: Around) -> None:

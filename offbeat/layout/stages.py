@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import ConfigError
 from offbeat.layout.blocks import ANNOTATION, Block, Tie
-from offbeat.layout.tree import tensors
+from offbeat.layout.tree import mapped, tensors
 
 # Of the last digits: a model in parts may add up in another order than the whole.
 CLOSE = 1e-4
@@ -112,8 +112,9 @@ def check_same(model: nn.Module, blocks: Sequence[Block], sample: Any) -> None:
         # Without dropout and without statistics that move, both are functions of the sample.
         model.eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            wanted = list(tensors(model(sample)))
-            value = sample
+            # Copies, for blocks that write in place.
+            wanted = list(tensors(model(mapped(Tensor.clone, sample))))
+            value = mapped(Tensor.clone, sample)
             for stage in cut(model, blocks, range(len(blocks))):
                 value = stage(value)
             found = list(tensors(value))

@@ -71,6 +71,11 @@ class Arena:
         self.used += pages(nbytes)
         return piece[:nbytes]
 
+    def let_go(self, piece: Tensor) -> None:
+        """Take a piece out of this process until it is touched again; others have it as it is."""
+        start = piece.data_ptr() - torch.frombuffer(self.map, dtype=torch.uint8).data_ptr()
+        self.map.madvise(mmap.MADV_DONTNEED, start, pages(piece.numel()))
+
     def close(self) -> None:
         """Give up the name of the memory; it goes with the last tensor in it."""
         os.close(self.file)
@@ -121,6 +126,17 @@ class Slot:
     statistics: Flat  # averaged buffers
     updater: Flat  # local optimiser state to average; the server answers in the same place
     home: Home  # the rule's state, where this worker applies the rule itself
+
+    def put(
+        self, place: int, shards: Sequence[int], flats: Sequence[Flat], updater: dict[str, Tensor]
+    ) -> None:
+        """The one copy of a pull, of the shards that this process holds."""
+        for shard, flat in zip(shards, flats, strict=True):
+            mine = self.incoming[place][shard]
+            if mine is not flat:
+                mine.copy_(flat)
+        for name, tensor in updater.items():
+            self.updater.views[name].copy_(tensor)
 
 
 class Shared:

@@ -49,7 +49,9 @@ class Passes:
         """What the stage makes of `value`, or the loss of that; `key` is for the way back."""
         entered = mapped(_start, value)
         with autocast(self.precision):
-            out = self.stage(mapped(_writable, entered))
+            # A copy: the first operation may write in place, which no start of a graph allows, nor
+            # other microbatches of the same batch, whose memory this one shares.
+            out = self.stage(mapped(Tensor.clone, entered))
             if cost is not None:
                 out = cost(out)
         self.flights[key] = _Flight(
@@ -73,12 +75,12 @@ class Passes:
         # Only one schedule needs it, and it brings a good part of torch.distributed along.
         from torch.distributed.pipelining._backward import stage_backward_input
 
-        if self.halves is False:
+        weights = self._weights()
+        if self.halves is False or not weights:  # without weights the first half is all
             return self.backward(key, gradients)
         flight = self._seeded(self.flights[key], gradients)
         if not flight.entered or not flight.left:
             return [None] * len(flight.entered)
-        weights = self._weights()
         if self.halves is None:
             flight.weights = torch.autograd.grad(
                 flight.left, weights, flight.seeds, retain_graph=True, allow_unused=True
@@ -126,8 +128,3 @@ class Passes:
 def _start(tensor: Tensor) -> Tensor:
     """The same values as the start of a graph of their own."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _writable(tensor: Tensor) -> Tensor:
-    # The first operation of a stage may write in place, which no start of a graph allows.
-    return tensor.clone() if tensor.requires_grad else tensor

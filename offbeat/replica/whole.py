@@ -10,7 +10,7 @@ from offbeat.data import Reader
 from offbeat.lease import Lease
 from offbeat.replica.objective import Loss, cost
 from offbeat.replica.stream import LEAST, Stream
-from offbeat.store.table import Entry, Flat, Table, under
+from offbeat.store.table import Entry, Flat, Table, fill, named, under
 
 
 class Replica:
@@ -101,7 +101,8 @@ class Replica:
     def load(self, parameters: Sequence[Flat]) -> None:
         """Take over what was pulled: one copy per shard, none where it may be used in place."""
         if self.by_reference:
-            if parameters[0] is not self.flats[0]:
+            # A stage without parameters of its own pulls none.
+            if parameters and parameters[0] is not self.flats[0]:
                 self.bind(parameters)
             return
         for mine, theirs in zip(self.flats, parameters, strict=True):
@@ -133,13 +134,12 @@ class Replica:
     # ------------------------------------------------------------ state as named tensors
 
     def state(self) -> dict[str, Tensor]:
-        found = {f"parameters/{i}": flat.buffer for i, flat in enumerate(self.flats)}
+        found = named("parameters/", self.flats)
         return found | {f"buffers/{name}": b for name, b in self.named_buffers()}
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        for i, flat in enumerate(self.flats):
-            flat.buffer.copy_(tensors[f"parameters/{i}"])
+        fill(self.flats, under("parameters/", tensors))
         self.load_buffers(under("buffers/", tensors))
 
 

@@ -105,6 +105,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
 
 _HOLDERS = {
     "store": "at the store",
+    "store_largest": "at the largest of its processes",
     "worker": "at the largest worker",
     "worker_peak": "for all of the largest worker process",
 }

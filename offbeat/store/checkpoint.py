@@ -1,22 +1,30 @@
 """Run folders on disk: safetensors and JSON, written whole or not at all."""
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import safetensors
-import safetensors.torch
 import torch
+import xxhash
 from torch import Tensor
 
 from offbeat.errors import CheckpointError, ConfigError, RunError
 
 KEEP = 2  # checkpoints; the one before the last is for a disk that fails during the last
+
+# Has other processes write the tensors that they hold, each to the file of its number; what it
+# returns waits until they have, for their checksums.
+Others = Callable[[Callable[[int], Path]], Callable[[], list[str]]]
+
+
+def nobody(file: Callable[[int], Path]) -> Callable[[], list[str]]:
+    """One process holds everything."""
+    return list
 
 
 class RunFolder:
@@ -65,7 +73,13 @@ class RunFolder:
 
     # ------------------------------------------------------------ checkpoints
 
-    def save(self, version: int, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        version: int,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        others: Others = nobody,
+    ) -> None:
         """Write a checkpoint beside the others, then make it visible with one rename."""
         name = f"{version:010d}"
         again = sum(found.startswith(name) for found in self._names())
@@ -74,9 +88,8 @@ class RunFolder:
         try:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
-            save_tensors(draft / "tensors.safetensors", tensors)
-            checksum = _checksum(draft / "tensors.safetensors")
-            write_json(draft / "state.json", {"tensors": checksum, **meta})
+            checksums = save_all(lambda number: _file(draft, number), tensors, others)
+            write_json(draft / "state.json", {"tensors": checksums, **meta})
             draft.rename(self.checkpoints / name)
             _sync(self.checkpoints)
         except OSError as error:
@@ -94,30 +107,89 @@ class RunFolder:
         return sorted(p.name for p in self.checkpoints.iterdir() if not p.name.startswith("."))
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The newest checkpoint, or None if the run was stopped before its first."""
+        """The newest checkpoint, or None if the run was stopped before its first.
+
+        Its tensors stay in their files until they are read.
+        """
         names = self._names()
         if not names:
             return None
         newest = self.checkpoints / names[-1]
         remedy = f"delete {newest} to go on from " + (names[-2] if len(names) > 1 else "the start")
         meta = read_json(newest / "state.json", remedy)
-        tensors_file = newest / "tensors.safetensors"
-        if not tensors_file.exists() or _checksum(tensors_file) != meta.get("tensors"):
-            raise CheckpointError(f"{tensors_file} is damaged or cut short: {remedy}")
-        return load_tensors(tensors_file), meta
+        checksums = meta.get("tensors")
+        if not isinstance(checksums, list):
+            raise CheckpointError(f"{newest} is not a checkpoint of this version: {remedy}")
+        tensors: dict[str, Tensor] = {}
+        for number, checksum in enumerate(checksums):
+            file = _file(newest, number)
+            if not file.exists() or _checksum(file) != checksum:
+                raise CheckpointError(f"{file} is damaged or cut short: {remedy}")
+            tensors |= load_tensors(file)
+        return tensors, meta
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors and make sure that they are on disk."""
-    # Clones, because views of one flat buffer share their storage, which the format refuses.
-    own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    path.write_bytes(safetensors.torch.save(own))
+def _file(checkpoint: Path, number: int) -> Path:
+    """Where the process of this number writes its tensors."""
+    return checkpoint / f"tensors-{number}.safetensors"
+
+
+def save_all(
+    file: Callable[[int], Path], tensors: Mapping[str, Tensor], others: Others
+) -> list[str]:
+    """Write what this process holds while others write what they hold; returns the checksums."""
+    rest = others(file)
+    try:
+        mine = save_tensors(file(0), tensors)
+    finally:
+        theirs = rest()
+    return [mine, *theirs]
+
+
+_KINDS = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8"},
+    torch.bool: "BOOL",
+}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write tensors from where they lie, and make sure that they are on disk.
+
+    In the format of safetensors, whose own functions need all of them a second time in memory.
+    Returns a checksum.
+    """
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # The widest first, so that each begins at a multiple of its width.
+    order = sorted(own, key=lambda name: (-own[name].element_size(), name))
+    header, offset = {}, 0
+    for name in order:
+        end = offset + own[name].numel() * own[name].element_size()
+        about = {"dtype": _KINDS[own[name].dtype], "shape": list(own[name].shape)}
+        header[name] = about | {"data_offsets": [offset, end]}
+        offset = end
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    total = xxhash.xxh3_128()
+    with path.open("wb") as file:
+        for piece in (len(head).to_bytes(8, "little"), head, *(_raw(own[name]) for name in order)):
+            file.write(piece)
+            total.update(piece)
     _sync(path)
+    return total.hexdigest()
+
+
+def _raw(tensor: Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file; they are read from it when they are looked at."""
     try:
-        return safetensors.torch.load(path.read_bytes())
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
@@ -145,7 +217,11 @@ def read_json(path: Path, remedy: str = "") -> Any:
 
 
 def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    total = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            total.update(piece)
+    return total.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -22,7 +22,6 @@ from offbeat.log import (
     Updated,
 )
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import total_bytes
 
 
 class Store:
@@ -169,8 +168,13 @@ class Store:
         else:
             self.log.write(Admitted(now, worker, part.incarnation, part.sequence, part.leases))
             if not self._barrier:
-                contribution.keep()  # its worker goes on and will use the buffer again
+                self.keep(contribution)  # its worker goes on and will use the buffer again
         return Verdict.ADMITTED
+
+    def keep(self, contribution: Contribution) -> None:
+        """Own what waits for others."""
+        if self.parameters is not None:
+            self.parameters.keep(contribution)
 
     def refuse(self, worker: int, incarnation: int, sequence: int, now: float) -> Verdict:
         """Turn away a contribution of an incarnation that was given up."""
@@ -250,10 +254,10 @@ class Store:
             steps = board.steps_by_speed(self.cells, worker, steps)
         snapshot, size = Snapshot(self.version, steps, self.epoch), self.pull_bytes
         if self.parameters is not None:
-            self.parameters.weigher.remember(worker)
+            self.parameters.remember(worker)
             snapshot.parameters = self.parameters.of(worker)
             snapshot.updater = self.parameters.updater_state
-            size += total_bytes(snapshot.updater.values())
+            size += self.parameters.updater_bytes
         self.log.write(Pulled(now, worker, self.version, computed or [], steps, size))
         return snapshot
 

@@ -52,8 +52,13 @@ class Mirror(Parameters):
         """The state of the rule in the copy."""
         return {k: t for updater in self.updaters for k, t in updater.tensors_of_state().items()}
 
-    def digest(self) -> str:
-        return super().digest() if self.looked_at is None else self.looked_at.digest()
+    def averaged(self) -> dict[str, Tensor]:
+        """The mean of the workers' local rules, where it is averaged."""
+        found = self.looked_at
+        return self.updater_state if found is None else dict(found.updater.views)
+
+    def digest_sum(self) -> int:
+        return super().digest_sum() if self.looked_at is None else self.looked_at.digest.sum()
 
     def finite(self) -> bool:
         self.refresh()

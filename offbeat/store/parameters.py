@@ -1,6 +1,7 @@
 """The numbers of the store: flat shards, the rule over each, and what the workers average."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from offbeat.store.table import (
     Placement,
     buffer_entries,
     check_tensors,
+    fill,
+    hexadecimal,
+    named,
     parameter_entries,
     place,
     total_bytes,
@@ -22,6 +26,22 @@ from offbeat.store.table import (
 )
 from offbeat.store.updater import Recipe, Updater
 from offbeat.store.weigh import Weigher
+
+
+@dataclass(frozen=True)
+class Step:
+    """An update between its beginning and its end, when limits on the norm may come in."""
+
+    live: Sequence[Contribution]
+    gradients: list[Flat]
+    rate: float  # what staleness made of the learning rate
+    absent: frozenset[str]  # parameters that nobody has a gradient for
+
+    def views(self, shard: int) -> dict[str, Tensor]:
+        views = self.gradients[shard].views
+        if not self.absent:
+            return views
+        return {name: view for name, view in views.items() if name not in self.absent}
 
 
 class Parameters:
@@ -35,13 +55,19 @@ class Parameters:
         weigh: Weigh,
         policies: Mapping[str, Any] | None = None,
         flats: Sequence[Flat] | None = None,
+        held: Sequence[int] | None = None,
     ):
-        """`flats` is where the parameters are to live, if not in this process's own memory."""
+        """`flats` is where the parameters are to live, if not in this process's own memory.
+
+        `held` are the shards that this process holds, if others hold the rest.
+        """
         entries = parameter_entries(model)
         self.names = [entry.name for entry in entries]
         self.tables = place(entries, placement)
         self.buffers: list[Entry] = buffer_entries(model, policies or {})
-        self.flats = [Flat(table) for table in self.tables] if flats is None else list(flats)
+        self.held = list(range(len(self.tables))) if held is None else list(held)
+        mine = [self.tables[i] for i in self.held]
+        self.flats = [Flat(t) for t in mine] if flats is None else [flats[i] for i in self.held]
         self.pull_bytes = sum(table.payload_bytes for table in self.tables)
         self.begin(model)
         self.updaters = [Updater(recipe, flat.views) for flat in self.flats]
@@ -55,10 +81,7 @@ class Parameters:
     @torch.no_grad()
     def begin(self, model: nn.Module) -> None:
         """Initial parameters come from the model, never from whichever worker is first."""
-        own = dict(model.named_parameters())
-        for flat in self.flats:
-            for name, view in flat.views.items():
-                view.copy_(own[name])
+        fill(self.flats, dict(model.named_parameters()))
 
     def update(self, contributions: Sequence[Contribution]) -> float:
         """Apply contributions as one step; returns what staleness made of the learning rate.
@@ -67,12 +90,26 @@ class Parameters:
         direction, Σ nᵢ fᵢ gᵢ / Σ nᵢ fᵢ, and a rate, Σ nᵢ fᵢ / Σ nᵢ. The rate scales the learning
         rate, as the papers have it; a rule that normalises, like Adam, would undo it on a gradient.
         """
+        live = self.live(contributions)
+        if not live:
+            return 1.0
+        step = self.prepare(live)
+        if self.clip is not None and self.clip.norm is not None:
+            self.shrink(step, self.norms(step))
+        self.finish(step)
+        return step.rate
+
+    def live(self, contributions: Sequence[Contribution]) -> list[Contribution]:
+        """Those with something to apply; averaged buffers are taken here."""
         live = [c for c in contributions if c.part.samples and not c.part.skipped]
         for one in live:
             if one.statistics:
                 self.statistics[one.part.worker] = one.statistics
-        if not live or live[0].payload is None:  # written in place by the worker itself
-            return 1.0
+        # Without a payload the worker itself has written, in place.
+        return live if live and live[0].payload is not None else []
+
+    def prepare(self, live: Sequence[Contribution]) -> Step:
+        """Bring the contributions together; nothing is changed yet."""
         if len(live) == 1:
             only = live[0]
             rate, absent = only.part.weight, only.absent
@@ -84,34 +121,48 @@ class Parameters:
             rate = total / sum(c.part.samples for c in live)
             gradients = self._combine(live, [share / total for share in shares])
             absent = frozenset.intersection(*(c.absent for c in live))
-        before = self.weigher.before_step()
-        self._descend(self.updaters, gradients, absent, rate)
-        self.weigher.after_step(before)
-        if live[0].updater:
-            self._average_updaters(live)
-        return rate
-
-    def _descend(
-        self,
-        updaters: Sequence[Updater],
-        gradients: Sequence[Flat],
-        absent: frozenset[str],
-        rate: float,
-    ) -> None:
+        step = Step(live, gradients, rate, absent)
         if self.clip is not None:
-            # In the model's own order, so that the norm is the same however it is sharded.
-            found = {name: g for flat in gradients for name, g in flat.views.items()}
-            self.clip([found[name] for name in self.names if name not in absent])
-        for updater, flat in zip(updaters, gradients, strict=True):
-            views = flat.views
-            if absent:
-                views = {name: view for name, view in views.items() if name not in absent}
-            updater.step(views, rate)
+            for shard in range(len(gradients)):
+                self.clip.limit(list(step.views(shard).values()))
+        return step
+
+    def norms(self, step: Step) -> dict[str, Tensor]:
+        """The norm of each tensor's gradient."""
+        return {
+            name: torch.linalg.vector_norm(view)
+            for shard in range(len(step.gradients))
+            for name, view in step.views(shard).items()
+        }
+
+    def shrink(self, step: Step, norms: Mapping[str, Tensor]) -> Tensor | None:
+        """Limit the norm of the whole gradient; returns what this one was multiplied by."""
+        if not norms:
+            return None
+        assert self.clip is not None
+        # In the model's own order, so that the norm is the same however it is sharded.
+        scale = self.clip.scale([norms[name] for name in self.names if name in norms])
+        self.multiply(step, scale)
+        return scale
+
+    def multiply(self, step: Step, scale: Tensor) -> None:
+        for shard in range(len(step.gradients)):
+            for view in step.views(shard).values():
+                view.mul_(scale)
+
+    def finish(self, step: Step) -> None:
+        """Apply the rule."""
+        before = self.weigher.before_step()
+        for shard, updater in enumerate(self.updaters):
+            updater.step(step.views(shard), step.rate)
+        self.weigher.after_step(before)
+        if step.live[0].updater:
+            self._average_updaters(step.live)
 
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
         payloads = [self.weigher.correct(one.part.worker, one.unpacked()) for one in live]
         if not self._sums:
-            self._sums = [Flat(table) for table in self.tables]
+            self._sums = [Flat(flat.table) for flat in self.flats]
         for shard, total in enumerate(self._sums):
             total.zero_()
             for payload, share in zip(payloads, shares, strict=True):
@@ -128,6 +179,14 @@ class Parameters:
             for name, first in live[0].updater.items()
         }
 
+    def keep(self, contribution: Contribution) -> None:
+        """Own what has to wait for others: its worker is about to write there again."""
+        contribution.keep()
+
+    def remember(self, worker: int) -> None:
+        """`worker` reads the parameters now."""
+        self.weigher.remember(worker)
+
     def advance(self, version: int, epoch: int) -> None:
         for updater in self.updaters:
             updater.advance(version, epoch)
@@ -143,8 +202,12 @@ class Parameters:
         """A lost worker's statistics no longer count."""
         self.statistics.pop(worker, None)
 
+    def digest_sum(self) -> int:
+        """What the tensors held here add to the hash of all."""
+        return self._digest.sum()
+
     def digest(self) -> str:
-        return self._digest()
+        return hexadecimal(self.digest_sum())
 
     def finite(self) -> bool:
         return all(flat.finite() for flat in self.flats)
@@ -169,9 +232,8 @@ class Parameters:
     # ------------------------------------------------------------ state as named tensors
 
     def state(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for flat, updater in zip(self.flats, self.updaters, strict=True):
-            found |= {f"parameters/{name}": view for name, view in flat.views.items()}
+        found = named("parameters/", self.flats)
+        for updater in self.updaters:
             found |= {f"rule/{path}": t for path, t in updater.tensors_of_state().items()}
         found |= {f"weigh/{path}": t for path, t in self.weigher.state().items()}
         found |= {f"updater/{path}": t for path, t in self.updater_state.items()}
@@ -180,35 +242,48 @@ class Parameters:
         return found
 
     def meta(self) -> dict[str, Any]:
-        return {"updaters": [updater.meta() for updater in self.updaters]}
+        """The rates and the schedule, which are the same for every shard."""
+        return {"updater": self.updaters[0].meta()}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        parameters, rule = under("parameters/", tensors), under("rule/", tensors)
-        for flat, updater in zip(self.flats, self.updaters, strict=True):
-            for name, view in flat.views.items():
-                view.copy_(parameters[name])
+        """Take the state of these shards; what was written may have been spread otherwise."""
+        fill(self.flats, under("parameters/", tensors))
+        rule = under("rule/", tensors)
+        for updater in self.updaters:
             updater.load_state(rule)
-        for updater, saved in zip(self.updaters, meta["updaters"], strict=True):
-            updater.load_meta(saved)
+            updater.load_meta(meta["updater"])
         self.weigher.load(under("weigh/", tensors))
-        self.updater_state = {k: t.clone() for k, t in under("updater/", tensors).items()}
+        averages = under("updater/", tensors)
+        self.updater_state = {k: averages[k].clone() for k in averages if self.holds(k)}
         self.statistics = {}
-        for path, tensor in under("statistics/", tensors).items():
+        # Averaged buffers are with whoever holds the first shard.
+        averaged = under("statistics/", tensors) if 0 in self.held else {}
+        for path, tensor in averaged.items():
             worker, _, name = path.partition("/")
             self.statistics.setdefault(int(worker), {})[name] = tensor.clone()
+
+    def holds(self, path: str) -> bool:
+        """Whether `name/key`, of the state of a rule, is of a tensor held here."""
+        name = path.rpartition("/")[0]
+        return len(self.held) == len(self.tables) or any(name in flat.views for flat in self.flats)
 
     def begin_with(
         self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], where: str
     ) -> None:
         """Take parameters from another run, and the rule's state if it had the same rule."""
-        wanted = {f"parameters/{n}": v for flat in self.flats for n, v in flat.views.items()}
-        found = {path: t for path, t in tensors.items() if path.startswith("parameters/")}
-        check_tensors(found, wanted, where)
-        for path, view in wanted.items():
-            view.copy_(found[path])
-        if meta["updaters"][0]["rule"] == self.updaters[0].kind:
+        entries = {f"parameters/{entry.name}": entry for table in self.tables for entry in table}
+        found = under("parameters/", tensors)
+        check_tensors({f"parameters/{name}": t for name, t in found.items()}, entries, where)
+        fill(self.flats, found)
+        if meta["updater"]["rule"] == self.updaters[0].kind:
+            rule = under("rule/", tensors)
             for updater in self.updaters:
-                updater.load_state(under("rule/", tensors))
+                updater.load_state(rule)
+
+    @property
+    def updater_bytes(self) -> int:
+        """Bytes of averaged local state that a worker gets with a pull."""
+        return total_bytes(self.updater_state.values())
 
     @property
     def nbytes(self) -> int:
@@ -217,6 +292,10 @@ class Parameters:
         for updater in self.updaters:
             held += total_bytes(updater.tensors_of_state().values())
         return held + self.weigher.nbytes
+
+    def nbytes_each(self) -> list[int]:
+        """The same for every process that holds a part of it."""
+        return [self.nbytes]
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

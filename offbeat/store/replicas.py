@@ -41,12 +41,13 @@ class Replicas(Parameters):
         weigh: Weigh,
         policies: Mapping[str, Any] | None = None,
         flats: Sequence[Flat] | None = None,
+        held: Sequence[int] | None = None,
     ):
         self.recipe = recipe
         self.own: dict[int, Own] = {}
         self.present: set[int] = set()
         self.time = (0, 0)  # version and epoch, for the schedules of those who come late
-        super().__init__(model, placement, recipe, weigh, policies, flats)
+        super().__init__(model, placement, recipe, weigh, policies, flats, held)
 
     def begin(self, model: nn.Module) -> None:
         super().begin(model)
@@ -100,8 +101,12 @@ class Replicas(Parameters):
         part.partner = self.partner(part.worker, part.incarnation, part.sequence)
         if part.partner is not None:
             self.exchange(part.worker, part.partner)
-        self._descend(self.own[part.worker].updaters, one.unpacked(), one.absent, part.weight)
-        return part.weight
+        step = self.prepare([one])
+        if self.clip is not None and self.clip.norm is not None:
+            self.shrink(step, self.norms(step))
+        for shard, updater in enumerate(self.own[part.worker].updaters):
+            updater.step(step.views(shard), step.rate)
+        return step.rate
 
     @torch.no_grad()
     def exchange(self, one: int, other: int) -> None:
@@ -133,12 +138,12 @@ class Replicas(Parameters):
             if len(found) > 1:
                 mean.scale_(1 / len(found))
 
-    def digest(self) -> str:
+    def digest_sum(self) -> int:
         """Of everybody's parameters: the mean alone would hide who differs."""
-        found = [self.own[worker].digest() for worker in sorted(self.own)]
+        found = [self.own[worker].digest.sum() for worker in sorted(self.own)]
         if len(found) > 1:
-            return xxhash.xxh3_128("".join(found).encode()).hexdigest()
-        return found[0] if found else super().digest()
+            return xxhash.xxh3_128_intdigest(repr(found).encode())
+        return found[0] if found else super().digest_sum()
 
     def finite(self) -> bool:
         self.refresh()
@@ -181,5 +186,4 @@ class Replicas(Parameters):
                 for name, view in flat.views.items():
                     view.copy_(mine[f"parameters/{name}"])
                 updater.load_state(under("rule/", mine))
-            for updater, saved in zip(own.updaters, meta["updaters"], strict=True):
-                updater.load_meta(saved)
+                updater.load_meta(meta["updater"])

@@ -142,27 +142,51 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
+def named(prefix: str, flats: Iterable[Flat]) -> dict[str, Tensor]:
+    """Every tensor of `flats` by its name, so that no shard is seen in what is written down."""
+    return {f"{prefix}{name}": view for flat in flats for name, view in flat.views.items()}
+
+
+def fill(flats: Iterable[Flat], tensors: Mapping[str, Tensor]) -> None:
+    """Take over the tensors that lie in `flats` from named ones."""
+    for flat in flats:
+        for name, view in flat.views.items():
+            view.copy_(tensors[name])
+
+
 def total_bytes(tensors: Iterable[Tensor]) -> int:
     """What tensors take up, or cost to send."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Digest:
-    """A hash of every tensor's bits by name, the same however they are spread over shards."""
+    """A hash of every tensor's bits by name, the same however they are spread over shards.
+
+    It is the sum of one hash per tensor, each seeded with the tensor's name. So whoever holds some
+    of the tensors adds up theirs, and only sums have to meet.
+    """
 
     def __init__(self, flats: Sequence[Flat]):
-        places = {
-            entry.name: flat.bytes[entry.offset : entry.offset + entry.nbytes]
+        self.pieces = [
+            (
+                flat.bytes[entry.offset : entry.offset + entry.nbytes],
+                xxhash.xxh3_64_intdigest(entry.name.encode()),
+            )
             for flat in flats
             for entry in flat.table
-        }
-        self.pieces = [places[name] for name in sorted(places)]
+        ]
+
+    def sum(self) -> int:
+        """What these tensors add to the hash."""
+        return sum(xxhash.xxh3_128_intdigest(piece, seed) for piece, seed in self.pieces)
 
     def __call__(self) -> str:
-        total = xxhash.xxh3_128()
-        for piece in self.pieces:
-            total.update(piece)
-        return total.hexdigest()
+        return hexadecimal(self.sum())
+
+
+def hexadecimal(total: int) -> str:
+    """The hash as it is logged, from the sum over all tensors."""
+    return f"{total % (1 << 128):032x}"
 
 
 # ---------------------------------------------------------------- from a model
@@ -227,7 +251,9 @@ def fingerprint(model: nn.Module) -> list[str]:
     ]
 
 
-def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str) -> None:
+def check_tensors(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor | Entry], where: str
+) -> None:
     """Two models fit if names and shapes do; otherwise name the first tensor that differs."""
     for name, tensor in wanted.items():
         if name not in found:
@@ -242,7 +268,7 @@ def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], whe
         raise CheckpointError(f"{where} is of another model: {extra[0]!r} is not in this one")
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe(tensor: Tensor | Entry) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
@@ -275,18 +301,36 @@ class Staged:
     """A table for the parameters of each stage of a split model, so that a stage needs no other."""
 
     groups: tuple[tuple[str, ...], ...]
-
-    @property
-    def shards(self) -> int:
-        return len(self.groups)
+    shards: int = 1  # processes that hold them, each some tables whole
 
 
 Placement = BySize | ByCount | ByWeight | Staged
 
 
+def count(placement: Placement) -> int:
+    """How many shards there are, and so how many processes may hold the store."""
+    return len(placement.weights) if isinstance(placement, ByWeight) else placement.shards
+
+
+def dealt(tables: Sequence[Table], processes: int) -> list[list[int]]:
+    """Which tables each process holds, about equal bytes each; the first has the first table."""
+    found: list[list[int]] = [[] for _ in range(processes)]
+    load = [0] * processes
+    for number in sorted(range(len(tables)), key=lambda i: (-tables[i].nbytes, i)):
+        least = min(range(processes), key=lambda p: (bool(found[p]), load[p], p))
+        found[least].append(number)
+        load[least] += tables[number].nbytes
+    return sorted(sorted(numbers) for numbers in found)
+
+
 def place(entries: Sequence[Entry], placement: Placement) -> list[Table]:
     """Spread the entries over shards; no shard stays empty."""
     if isinstance(placement, Staged):
+        if placement.shards > len(placement.groups):
+            raise ConfigError(
+                f"{placement.shards} shards for {len(placement.groups)} stages with parameters: "
+                "a shard holds whole stages; use fewer shards or more stages"
+            )
         known = {entry.name: entry for entry in entries}
         return [Table.of([known[name] for name in names]) for names in placement.groups]
     if isinstance(placement, ByWeight):

@@ -44,20 +44,32 @@ class Clip:
                 raise ConfigError(f"a clipping limit must be positive, not {limit!r}")
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
+        self.limit(gradients)
+        if self.norm is not None and gradients:
+            scale = self.scale([torch.linalg.vector_norm(gradient) for gradient in gradients])
+            for gradient in gradients:
+                gradient.mul_(scale)
+
+    def limit(self, gradients: Sequence[Tensor]) -> None:
+        """Limit the size of each element, which needs no other gradient."""
         if self.value is not None:
             for gradient in gradients:
                 gradient.clamp_(-self.value, self.value)
-        if self.norm is not None and gradients:
-            total = torch.nn.utils.get_total_norm(gradients)
-            # The same arithmetic as clip_grad_norm_, so that one worker equals a plain loop.
-            scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale)
+
+    def scale(self, norms: Sequence[Tensor]) -> Tensor:
+        """What to multiply every gradient by, from the norms of all of them."""
+        assert self.norm is not None
+        # The same arithmetic as clip_grad_norm_, so that one worker equals a plain loop.
+        total = torch.linalg.vector_norm(torch.stack(list(norms)))
+        return torch.clamp(self.norm / (total + 1e-6), max=1.0)
 
 
 _FEW = 1 << 20  # bytes; a large model goes tensor by tensor, which is kinder to the cache
 # Rules whose step is known to need nothing from its wrappers but that gradients are off.
-_BARE = ("torch.optim.sgd", "torch.optim.adam", "torch.optim.adamw", "torch.optim.adagrad")
+_BARE = (
+    "torch.optim.sgd", "torch.optim.adam", "torch.optim.adamw", "torch.optim.adagrad",
+    optim.__name__,
+)  # fmt: skip
 
 # A group of parameters with settings of its own: names, and what the optimiser is told of them.
 Group = tuple[tuple[str, ...], dict[str, Any]]
@@ -81,10 +93,10 @@ class Updater:
         self.names: list[str] = []
         groups = []
         for names, settings in recipe.groups:
+            # A group without any of these tensors stays, so that every shard has the same groups.
             mine = [name for name in names if name in tensors]
-            if mine:
-                self.names += mine
-                groups.append({**settings, "params": [tensors[name] for name in mine]})
+            self.names += mine
+            groups.append({**settings, "params": [tensors[name] for name in mine]})
         self.tensors = {name: tensors[name] for name in self.names}
         self.rule = recipe.factory(groups)
         for group in self.rule.param_groups:
@@ -106,6 +118,8 @@ class Updater:
         self.moved = 0  # how often the schedule has moved on
         # Plain gradient descent over few bytes: the sums themselves, without looking for more.
         self._plain = _is_plain(self.rule) and total_bytes(self.tensors.values()) <= _FEW
+        self._plain &= not any(tensor.requires_grad for tensor in self.tensors.values())
+        self._ours = list(self.tensors.values())
         self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
@@ -114,8 +128,7 @@ class Updater:
             given = [g for name in self.names if (g := gradients.get(name)) is not None]
             if len(given) == len(self.names):
                 lr = self.rule.param_groups[0]["lr"] * rate
-                with torch.no_grad():
-                    torch._foreach_add_(list(self.tensors.values()), given, alpha=-lr)
+                torch._foreach_add_(self._ours, given, alpha=-lr)
                 return
         for name, tensor in self.tensors.items():
             tensor.grad = gradients.get(name)
@@ -136,10 +149,13 @@ class Updater:
             group["lr"] = lr
 
     def _step(self) -> None:
-        """A step without PyTorch's wrappers for profiles and hooks, which cost more than it."""
+        """A step without PyTorch's wrappers for profiles and hooks, which cost more than it.
+
+        A scheduler wraps the step as well, to see that one came before it; `advance` knows that.
+        """
         rule = self.rule
         hooked = rule._optimizer_step_pre_hooks or rule._optimizer_step_post_hooks
-        if hooked or self.scheduler is not None or type(rule).__module__ not in _BARE:
+        if hooked or type(rule).__module__ not in _BARE:
             rule.step()
             return
         with torch.no_grad():
@@ -199,7 +215,7 @@ class Updater:
     def rates(self) -> list[dict[str, Any]]:
         """Settings of each group that a schedule may have changed, as plain numbers."""
         return [
-            {key: value for key, value in group.items() if _plain(value)}
+            {key: value for key, value in group.items() if key != "params" and _plain(value)}
             for group in self.rule.param_groups
         ]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from offbeat.choices import AdaptiveDelayCompensation, DelayCompensation, GapAware, Weigh
-from offbeat.store.table import Flat
+from offbeat.store.table import Flat, fill, named, under
 
 
 class Weigher:
@@ -89,24 +89,22 @@ class Weigher:
 
     def state(self) -> dict[str, torch.Tensor]:
         found = {f"step/{name}": size for name, size in self.step_size.items()}
-        for shard, flat in enumerate(self.mean_square):
-            found[f"square/{shard}"] = flat.buffer
+        found |= named("square/", self.mean_square)
         for worker, flats in self.backups.items():
-            for shard, flat in enumerate(flats):
-                found[f"backup/{worker}/{shard}"] = flat.buffer
+            found |= named(f"backup/{worker}/", flats)
         return found
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        for path, value in state.items():
-            kind, _, rest = path.partition("/")
-            if kind == "step":
-                self.step_size[rest] = value.clone()
-            elif kind == "square":
-                self.mean_square[int(rest)].buffer.copy_(value)
-            else:
-                worker, shard = (int(word) for word in rest.split("/"))
-                flats = self.backups.setdefault(worker, [Flat(f.table) for f in self.parameters])
-                flats[shard].buffer.copy_(value)
+        """Take what concerns these parameters; the state may be that of many more."""
+        mine = {name for flat in self.parameters for name in flat.views}
+        sizes = under("step/", state)
+        self.step_size = {name: size.clone() for name, size in sizes.items() if name in mine}
+        if self.mean_square:
+            fill(self.mean_square, under("square/", state))
+        backups = under("backup/", state)
+        for worker in {int(path.partition("/")[0]) for path in backups}:
+            self.backups[worker] = [Flat(flat.table) for flat in self.parameters]
+            fill(self.backups[worker], under(f"{worker}/", backups))
 
     @property
     def nbytes(self) -> int:

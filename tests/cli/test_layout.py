@@ -56,7 +56,13 @@ def test_chars_in_eighty_columns(capsys: Capture, tmp_path: Path) -> None:
     code, out, err = answer(capsys, "--recipe", "chars", *words, "--layout", "pp=4,microbatches=8")
     assert (code, err) == (0, "")
     assert out.startswith("pp=4,microbatches=8 for chars\n")
-    for word in ("32 samples in 8 microbatches", "idle", "embed", "nothing else was", "4 processes"):
+    for word in (
+        "32 samples in 8 microbatches",
+        "idle",
+        "embed",
+        "nothing else was",
+        "4 processes",
+    ):
         assert word in out
     assert max(map(len, out.splitlines())) <= 80
 

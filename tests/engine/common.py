@@ -26,19 +26,30 @@ def me() -> str:
     return Path("/proc/self/comm").read_text().strip()
 
 
-def children() -> dict[str, int]:
-    """The processes of the run that this process has started and that live, by their names."""
+def children(of: int | str = "self") -> dict[str, int]:
+    """The processes of the run that a process has started and that live, by their names."""
     found = {}
-    for thread in os.listdir("/proc/self/task"):
-        for pid in Path(f"/proc/self/task/{thread}/children").read_text().split():
+    for file in Path(f"/proc/{of}/task").glob("*/children"):
+        try:
+            pids = file.read_text().split()
+        except OSError:
+            continue  # it has just ended
+        for pid in pids:
             try:
                 name = Path(f"/proc/{pid}/comm").read_text().strip()
                 state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
-                continue  # it has just ended
+                continue
             if name.startswith("offbeat") and state != "Z":
                 found[name] = int(pid)
     return found
+
+
+def hands() -> dict[str, int]:
+    """The hands of the server of a run that this process has started."""
+    server = children().get("offbeat server")
+    found = {} if server is None else children(server)
+    return {name: pid for name, pid in found.items() if name.startswith("offbeat hand")}
 
 
 class Gate:

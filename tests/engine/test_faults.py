@@ -292,12 +292,12 @@ def test_a_server_that_is_always_killed_ends_the_run(gate):
 def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(out, monkeypatch):
     write, calls = checkpoint.save_tensors, []
 
-    def full(path: Path, tensors: Any) -> None:
+    def full(path: Path, tensors: Any) -> str:
         calls.append(path)
         if len(calls) > 2 and "checkpoints" in path.parts:  # the initial tensors are the first
             path.write_bytes(b"half of it")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, tensors)
+        return write(path, tensors)
 
     monkeypatch.setattr(checkpoint, "save_tensors", full)
     what = problem()
@@ -467,10 +467,10 @@ import os, sys
 from torch.nn import functional as F
 import offbeat as ob
 from tests.contract.common import problem, run
-from tests.engine.common import Gate, Script, after, children
+from tests.engine.common import Gate, Script, after, children, hands
 
 def tell(record):
-    there = children()
+    there = children() | hands()
     print(*there.values(), flush=True)
     sys.stdin.readline()
     os.kill(os.getpid(), int(sys.argv[1]))
@@ -478,7 +478,7 @@ def tell(record):
 
 gate = Gate(0.02)
 what = problem(samples=48)._replace(loss=gate)
-run("local", what, "asp", workers=3, epochs=5000, out=sys.argv[2], test=what.data,
+run("local", what, "asp", workers=3, epochs=5000, out=sys.argv[2], test=what.data, shards=2,
     listeners=[Script(gate, [after(5), tell])])
 """
 
@@ -504,7 +504,7 @@ def test_everything_ends_with_the_launcher(out, how):
         process.stdin.close()
         assert process.wait() == -how
     try:
-        assert len(pids) == 5
+        assert len(pids) == 6
         for handle in handles:  # readable when that process is gone
             assert select.select([handle], [], [], 60)[0]
     finally:

@@ -68,6 +68,17 @@ def test_a_store_that_reads_its_image_goes_on_as_if_nothing_had_happened(rule: s
     kept.close()
 
 
+def test_what_an_earlier_server_left_in_an_image_is_not_taken_for_this_ones() -> None:
+    job, parameters = made(RULES["momentum"])
+    kept = images(job, parameters)
+    kept.present[:] = 1  # it had made steps; this one has made none
+    kept.write(0)
+    found = kept.read(0)
+    assert found is not None
+    assert all(name.startswith("parameters/") for name in found)
+    kept.close()
+
+
 def test_both_of_the_last_two_versions_are_there_and_no_other() -> None:
     job, parameters = made(RULES["momentum"])
     kept = images(job, parameters)

@@ -90,6 +90,38 @@ def test_how_contributions_meet_is_for_real_workers(script: Path) -> None:
     assert "--via is for real workers: leave it out" in done.stderr
 
 
+def test_a_script_with_a_process_for_each_shard(script: Path, tmp_path: Path) -> None:
+    """The command line's number wins over the script's, and a replay has yet another."""
+    script.write_text(script.read_text().replace("ob.join()", "ob.join(shards=1)"))
+    out = tmp_path / "run"
+    done = offbeat("run", "-n", 2, "--sync", "asp", "--shards", 2, "--out", out, script)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+    assert figures["memory"]["store_largest"] < figures["memory"]["store"]
+    again = offbeat("run", "--replay", out, script)
+    assert "identical at all 24 versions" in again.stdout, again.stderr
+
+
+def test_torchrun_with_a_process_for_each_shard(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = f"ob.join(shards=2, discipline='asp', out={str(out)!r})"
+    script.write_text(script.read_text().replace("ob.join()", settings))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+    assert figures["memory"]["store_largest"] < figures["memory"]["store"]
+    again = offbeat("run", "--replay", out, script)
+    assert "identical at all 24 versions" in again.stdout, again.stderr
+
+
 def test_a_worker_that_dies_in_its_loop_is_forked_again(script: Path, tmp_path: Path) -> None:
     mark, out = tmp_path / "mark", tmp_path / "run"
     die = f"import os, pathlib; mark = pathlib.Path({str(mark)!r})\n" + " " * 8

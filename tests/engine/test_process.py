@@ -1,10 +1,12 @@
 """Children end by themselves, leave last words, and have handles that tell of their end."""
 
+import ctypes
 import os
 import select
 import signal
 
 import pytest
+import torch
 
 from offbeat.engine.process import branch, fork, in_fresh_thread
 from offbeat.errors import RunError
@@ -34,6 +36,34 @@ def test_a_failure_is_told_with_its_traceback():
     assert words.message == "ValueError: wrong"
     assert f'File "{__file__}", line {main.__code__.co_firstlineno + 1}' in words.trace
     assert not words.ours
+
+
+class _Heap(ctypes.Structure):
+    """What glibc's mallinfo2 tells."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "o", "s", "mapped", "m", "u", "f", "used", "free", "k")
+    )
+
+
+def test_memory_that_was_freed_is_there_for_the_next_step():
+    heap = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if heap is None:
+        pytest.skip("another C library")
+    heap.restype = _Heap
+
+    def main():
+        before = heap()
+        block = torch.empty(40 << 20, dtype=torch.uint8)  # larger than what is kept untold
+        if heap().mapped > before.mapped:
+            raise RunError(f"{block.nbytes} bytes came from the system and will go back to it")
+
+    # Not in a fresh thread: those of whoever runs the tests may have left it a heap of their own.
+    child, inside = branch("offbeat x")
+    if inside is not None:
+        inside.finish(main)
+    assert ended(child) is None
 
 
 def test_our_own_errors_are_marked_and_speak_for_themselves():

@@ -1,6 +1,7 @@
 """Shared memory: laid out without overlap, seen by forked children, refused where there is none."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,3 +120,30 @@ def test_what_one_process_writes_another_reads_and_nothing_else_changes():
         assert not any(bool(view.any()) for view in flat.views.values())
     assert made.cells[Row.CLOCK].tolist() == [0, 17]
     made.arena.close()
+
+
+def resident() -> int:
+    """Bytes of shared memory that this process has in its tables."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0]:
+            ours = "/memfd:offbeat" in line
+        elif ours and words[0] == "Rss:":
+            found += int(words[1]) * 1024
+    return found
+
+
+def test_a_piece_that_was_let_go_is_still_there() -> None:
+    arena = Arena(64 * PAGE)
+    first, second = arena.take(8 * PAGE), arena.take(40 * PAGE)
+    before = resident()
+    first.fill_(3)
+    second.fill_(5)
+    held = resident()
+    assert held >= before + 48 * PAGE
+    arena.let_go(second)
+    assert resident() <= held - 40 * PAGE
+    assert bool((first == 3).all())
+    assert bool((second == 5).all())
+    arena.close()

@@ -93,7 +93,7 @@ def test_saving_a_version_again_replaces_it(folder: RunFolder) -> None:
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("place", ["save_tensors", "write_json", "_checksum", "_sync"])
+@pytest.mark.parametrize("place", ["save_tensors", "write_json", "_raw", "_sync"])
 def test_a_full_disk_leaves_the_checkpoint_before_intact(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_draft_left_by_a_killed_run_is_ignored_and_replaced(folder: RunFolder)
     folder.save(1, tensors(1), {"version": 1})
     draft = folder.checkpoints / ".0000000002"
     draft.mkdir()
-    (draft / "tensors.safetensors").write_bytes(b"half")
+    (draft / "tensors-0.safetensors").write_bytes(b"half")
     loaded = folder.load()
     assert loaded is not None
     assert loaded[1]["version"] == 1
@@ -150,7 +150,7 @@ def test_a_draft_left_by_a_killed_run_is_ignored_and_replaced(folder: RunFolder)
 def test_damaged_tensors_are_named_with_the_way_out(folder: RunFolder, damage: str) -> None:
     folder.save(1, tensors(1), {})
     folder.save(2, tensors(2), {})
-    path = folder.checkpoints / "0000000002" / "tensors.safetensors"
+    path = folder.checkpoints / "0000000002" / "tensors-0.safetensors"
     content = bytearray(path.read_bytes())
     if damage == "cut":
         path.write_bytes(content[:-2])
@@ -161,7 +161,7 @@ def test_damaged_tensors_are_named_with_the_way_out(folder: RunFolder, damage: s
         path.unlink()
     with pytest.raises(CheckpointError) as caught:
         folder.load()
-    assert "tensors.safetensors is damaged or cut short" in str(caught.value)
+    assert "tensors-0.safetensors is damaged or cut short" in str(caught.value)
     assert "0000000002 to go on from 0000000001" in str(caught.value)
 
 

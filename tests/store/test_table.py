@@ -18,7 +18,10 @@ from offbeat.store.table import (
     Table,
     buffer_entries,
     check_tensors,
+    dealt,
+    fill,
     fingerprint,
+    hexadecimal,
     parameter_entries,
     place,
     under,
@@ -262,3 +265,37 @@ def test_two_models_differ_first_in_this_tensor() -> None:
 def test_names_under_a_prefix() -> None:
     found = {"a/x": torch.zeros(1), "a/y/z": torch.zeros(1), "ab/x": torch.zeros(1)}
     assert sorted(under("a/", found)) == ["x", "y/z"]
+
+
+@given(st.data())
+def test_tables_are_dealt_to_processes_once_and_about_evenly(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 900), min_size=1, max_size=9))
+    processes = data.draw(st.integers(1, len(sizes)))
+    tables = [
+        Table.of([Entry(f"t{i}", (n,), torch.float32, "shared")]) for i, n in enumerate(sizes)
+    ]
+    found = dealt(tables, processes)
+    assert len(found) == processes
+    assert all(found)
+    assert sorted(number for numbers in found for number in numbers) == list(range(len(sizes)))
+    assert found[0][0] == 0
+    loads = [sum(tables[number].nbytes for number in numbers) for numbers in found]
+    assert max(loads) - min(loads) <= max(table.nbytes for table in tables)
+
+
+def test_as_many_processes_as_tables_are_one_each() -> None:
+    tables = [Table.of([Entry(f"t{n}", (n,), torch.float32, "shared")]) for n in (3, 90, 40)]
+    assert dealt(tables, 3) == [[0], [1], [2]]
+
+
+def test_the_shares_of_a_hash_add_up_to_it() -> None:
+    entries = [Entry(f"t{i}", (5,), torch.float32, "shared") for i in range(4)]
+    whole = Flat(Table.of(entries))
+    whole.spans[0].copy_(torch.arange(float(len(whole.spans[0]))))
+    parts = [Flat(Table.of([entry])) for entry in entries]
+    fill(parts, whole.views)
+    total = sum(Digest([part]).sum() for part in parts)
+    assert hexadecimal(total) == Digest([whole])()
+    swapped = [Flat(Table.of([entry])) for entry in entries]
+    fill(swapped, whole.views | {"t0": whole.views["t1"], "t1": whole.views["t0"]})
+    assert Digest(swapped)() != Digest([whole])()

@@ -1,0 +1,364 @@
+"""Processes of a split replica are killed, stopped and fail: the replica falls as one, no other."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import offbeat as ob
+from offbeat.log import EpochDone, Joined, Lost, Record
+from tests.contract.common import Problem, problem, run, scratch
+from tests.engine.common import (
+    PATIENCE,
+    Gate,
+    Script,
+    Step,
+    after,
+    assert_exact,
+    assert_replays,
+    children,
+    contributed,
+    me,
+    message_of,
+    nothing_left,
+    seen,
+    strike,
+)
+
+SAMPLES = 48
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Dropout(0.2), Last())
+
+
+class Last(nn.Module):
+    """A block of the last stage; `net` has one, so that tests can let it fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(value)
+        return result
+
+
+def members(worker: int) -> dict[str, int]:
+    """The processes of a worker beside its leader, by their names."""
+    leader = children().get(f"offbeat {worker}")
+    found: dict[str, int] = {}
+    if leader is None:
+        return found
+    try:
+        for thread in os.listdir(f"/proc/{leader}/task"):
+            for pid in Path(f"/proc/{leader}/task/{thread}/children").read_text().split():
+                found[Path(f"/proc/{pid}/comm").read_text().strip()] = int(pid)
+    except OSError:
+        return {}  # it has just ended
+    return found
+
+
+def strike_member(worker: int, process: int, what: signal.Signals = signal.SIGKILL) -> Step:
+    """Signals another process of a replica than its leader, as soon as it is there."""
+
+    def step(record: Record) -> bool:
+        pid = members(worker).get(f"offbeat {worker}.{process}")
+        if pid is None:
+            return False
+        os.kill(pid, what)
+        return True
+
+    return step
+
+
+@pytest.fixture
+def gate(unhurried: None) -> Iterator[Gate]:
+    made = Gate()
+    with nothing_left():
+        yield made
+    # Whoever was forked has this end too, the processes of processes as well. It ends with them.
+    os.close(made.writing)
+    left = True
+    while left:
+        assert select.select([made.reading], [], [], 60)[0], "a process is left"
+        left = bool(os.read(made.reading, 1))
+    os.close(made.reading)
+
+
+@pytest.fixture
+def out() -> Iterator[Path]:
+    with scratch() as folder:
+        yield folder / "run"
+
+
+def faulty(
+    gate: Gate, discipline: str, layout: str, steps: list[Step], **options: Any
+) -> tuple[ob.Run, Script, Problem]:
+    what = problem(net, samples=SAMPLES)._replace(loss=gate)
+    script = Script(gate, steps)
+    options = {"workers": 2, "epochs": 12} | options
+    done = run("local", what, discipline, layout=layout, listeners=[script], **options)
+    assert not script.left, "the run was over before everything had happened"
+    return done, script, what
+
+
+def incarnations(script: Script, worker: int) -> list[int]:
+    return [r.incarnation for r in script.all if isinstance(r, Joined) and r.worker == worker]
+
+
+KINDS = [
+    ("bsp", "pp=2,microbatches=2,split=count", 1),
+    ("asp", "pp=3,microbatches=4,split=count,schedule=zero-bubble", 1),
+    ("asp", "pp=3,microbatches=1,split=count,schedule=stash", 2),
+    ("ssp:1", "pp=2,microbatches=2,split=count,schedule=2bw", 1),
+    ("local:2", "pp=2,microbatches=2,split=2,schedule=gpipe", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "process"), KINDS)
+def test_a_process_of_a_replica_is_killed_and_then_its_leader(gate, out, name, layout, process):
+    pids: list[dict[str, int]] = []
+
+    def note(record: Record) -> bool:
+        found = members(1) | {"leader": children().get("offbeat 1", 0)}
+        pids.append(found)
+        return True
+
+    steps = [
+        after(2),
+        note,
+        strike_member(1, process),
+        seen(Lost, 1),
+        seen(Joined, 1),
+        contributed(1, 2),
+        note,
+        strike("offbeat 1"),
+        seen(Lost, 1),
+        seen(Joined, 1),
+        contributed(1, 3),
+    ]
+    done, script, what = faulty(gate, name, layout, steps, out=out)
+    assert_exact(done, SAMPLES, 12)
+    assert_replays(done, what)
+    # It was made anew as a whole, and the other one went on as it was.
+    assert not set(pids[0].values()) & set(pids[1].values())
+    assert incarnations(script, 0) == [1]
+    assert incarnations(script, 1) == [1, 2, 3]
+    assert {r.worker for r in script.all if isinstance(r, Lost)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "waits"),
+    [
+        ("pp=2,microbatches=2,split=count", r"process 0 waits for .* from process 1 since step \d"),
+        (
+            "pp=2,microbatches=2,split=count,schedule=2bw",
+            r"process 0 waits for .* from process 1 since step \d",
+        ),
+    ],
+)
+def test_a_process_that_stands_still_is_named(gate, out, layout, waits):
+    """The launcher ends the whole replica when it does not wake, and the run goes on."""
+    pid: list[int] = []
+    steps = [
+        after(3),
+        lambda record: not pid.append(children()["offbeat 1"]),
+        strike_member(1, 1, signal.SIGSTOP),
+        seen(Lost, 1),
+        seen(Joined, 1),
+        contributed(1, 2),
+        lambda record: children().get("offbeat 1") != pid[0],
+    ]
+    done, script, what = faulty(gate, "asp", layout, steps, out=out, epochs=30, patience=PATIENCE)
+    assert_exact(done, SAMPLES, 30)
+    assert_replays(done, what)
+    why = [r.why for r in script.all if isinstance(r, Lost) and r.worker == 1]
+    assert any(re.search(waits, words) for words in why), why
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_a_replica_that_wakes_is_refused_and_joins_again(gate, out, schedule):
+    """With the same processes, and nothing of what they had under way."""
+    pid: list[int] = []
+    steps = [
+        after(3),
+        lambda record: not pid.append(members(1)["offbeat 1.1"]),
+        strike_member(1, 1, signal.SIGSTOP),
+        seen(Lost, 1),
+        strike_member(1, 1, signal.SIGCONT),
+        seen(Joined, 1),
+        contributed(1, 2),
+        lambda record: members(1).get("offbeat 1.1") == pid[0],
+    ]
+    layout = f"pp=2,microbatches=2,split=count,schedule={schedule}"
+    done, _, what = faulty(gate, "asp", layout, steps, out=out, epochs=20, patience=1.0)
+    assert_exact(done, SAMPLES, 20)
+    assert_replays(done, what)
+
+
+def test_the_server_is_killed_while_batches_are_under_way(gate, out):
+    steps = [seen(EpochDone), strike("offbeat server"), seen(Joined), after(3)]
+    layout = "pp=2,microbatches=2,split=count,schedule=2bw"
+    done, _, what = faulty(gate, "asp", layout, steps, out=out)
+    assert_exact(done, SAMPLES, 12)
+    assert_replays(done, what)
+
+
+def test_a_process_that_always_dies_ends_the_run(gate):
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if me() == "offbeat 1.1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return gate(output, target)
+
+    what = problem(net)._replace(loss=loss)
+    said = message_of(
+        ob.RunError,
+        lambda: run("local", what, "asp", workers=2, epochs=2000, layout="pp=2,split=count"),
+    )
+    assert said.startswith("worker 1 ended 4 times in a row without any work")
+
+
+# ---------------------------------------------------------------- the user's own code
+
+
+class Failing(Last):
+    """Fails in one process, named as `ps` has it."""
+
+    where = "offbeat 1.1"
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        if me() == self.where:
+            raise ValueError("no such class")
+        return super().forward(value)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble", "2bw"])
+@pytest.mark.parametrize("process", [0, 1])
+def test_an_exception_in_a_stage_is_told_with_its_place(gate, schedule, process):
+    line = Failing.forward.__code__.co_firstlineno + 2
+    failing = Failing()
+    failing.where = "offbeat 1.1" if process else "offbeat 1"
+    first, last = nn.Linear(3, 4), nn.Linear(2, 2)
+    model = nn.Sequential(first, failing, last).double()
+    what = problem()._replace(model=model, loss=gate)
+    split = "1" if process else "2"
+    layout = f"pp=2,microbatches=2,split={split},schedule={schedule}"
+    gate.open()
+    said = message_of(
+        ob.RunError, lambda: run("local", what, "asp", workers=2, layout=layout, epochs=500)
+    )
+    who = "MemberFailed: process 1 of its replica: " if process else ""
+    assert said == f"worker 1 failed: {who}ValueError: no such class ({__file__} line {line})"
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "stash"])
+def test_numbers_that_are_not_finite_end_the_run_in_words(gate, schedule):
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(output, target) * float("nan")
+
+    gate.open()
+    what = problem(net)._replace(loss=loss)
+    layout = f"pp=2,microbatches=2,split=count,schedule={schedule}"
+    said = message_of(ob.RunError, lambda: run("local", what, "bsp", workers=2, layout=layout))
+    assert said.startswith("the loss is nan at worker")
+
+
+def test_what_cannot_travel_between_stages_is_named(gate):
+    class Odd(nn.Module):
+        def forward(self, value: torch.Tensor) -> Any:
+            return {"value": value, "kinds": {1, 2}}
+
+    class Even(nn.Module):
+        def forward(self, value: dict[str, Any]) -> torch.Tensor:
+            result: torch.Tensor = value["value"]
+            return result
+
+    model = nn.Sequential(nn.Linear(3, 2), Odd(), Even(), nn.Linear(2, 2)).double()
+    gate.open()
+    what = problem()._replace(model=model, loss=gate)
+    said = message_of(
+        ob.RunError, lambda: run("local", what, "bsp", workers=1, layout="pp=2,split=2")
+    )
+    assert "a set cannot travel between stages" in said
+
+
+# ---------------------------------------------------------------- Ctrl-C, and the launcher
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_ctrl_c_saves_and_the_run_can_go_on(gate, out, schedule):
+    def interrupt(record: Any) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return True
+
+    what = problem(net, samples=SAMPLES)._replace(loss=gate)
+    layout = f"pp=2,microbatches=2,split=count,schedule={schedule}"
+    how: dict[str, Any] = {"workers": 2, "epochs": 4, "out": out, "layout": layout}
+    script = Script(gate, [after(10), interrupt])
+    with pytest.raises(ob.Interrupted) as caught:
+        run("local", what, "asp", listeners=[script], **how)
+    begun = caught.value.run.summary().updates
+    del caught
+    done = run("local", what, "asp", resume=True, **how)
+    assert done.summary().updates > begun
+    assert_exact(done, SAMPLES, 4)
+    assert_replays(done, what)
+
+
+LAUNCHER = """
+import os, sys
+from tests.contract.common import problem, run
+from tests.engine.common import Gate, Script, after, children
+from tests.engine.test_split_faults import members, net
+
+def tell(record):
+    there = children() | members(0) | members(1)
+    print(*there.values(), flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), 9)
+    return True
+
+gate = Gate(0.02)
+what = problem(net, samples=48)._replace(loss=gate)
+run("local", what, "asp", workers=2, epochs=5000, layout=sys.argv[1],
+    listeners=[Script(gate, [after(5), tell])])
+"""
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "stash"])
+def test_everything_ends_with_the_launcher(schedule):
+    root = Path(__file__).parents[2]
+    layout = f"pp=3,microbatches=4,split=count,schedule={schedule}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, layout],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        handles = [os.pidfd_open(pid) for pid in pids]
+        process.stdin.write(b"go\n")
+        process.stdin.close()
+        assert process.wait() == -signal.SIGKILL
+    try:
+        assert len(pids) == 1 + 2 * 3
+        for handle in handles:  # readable when that process is gone
+            assert select.select([handle], [], [], 60)[0]
+    finally:
+        for handle in handles:
+            os.close(handle)
