@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from offbeat.choices import at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline
-from offbeat.engine.crew import Crew, Local, check, emulated
+from offbeat.engine.crew import Crew, Local, check
 from offbeat.engine.local import run_local
 from offbeat.engine.sim import Simulation
 from offbeat.engine.sim_state import drive, restore
@@ -22,6 +22,7 @@ from offbeat.job import Job, Numbers
 from offbeat.kept import Kept, begin_with
 from offbeat.layout.value import Layout, as_layout
 from offbeat.log import Listener
+from offbeat.pace import emulated
 from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.objective import Loss
 from offbeat.report.summary import Tally

@@ -267,7 +267,7 @@ LAYERS: dict[str, set[str]] = {
         *("replica.objective", "store.table", "store.checkpoint"),
     },
     "train": {
-        *("errors", "choices", "discipline", "task", "cluster", "log"),
+        *("errors", "choices", "discipline", "task", "cluster", "pace", "log"),
         *("job", "setup", "session", "send", "run", "kept"),
         *("replica.objective", "replica.evaluate", "report.summary", "engine"),
         *("store.checkpoint", "watch", "layout.value"),

@@ -19,11 +19,11 @@ from offbeat.cli.source import described, line_in
 from offbeat.cli.trackers import trackers
 from offbeat.cluster import Cluster
 from offbeat.discipline import parse
-from offbeat.engine.crew import emulated
 from offbeat.engine.sim_script import replay_script, simulate_script
 from offbeat.errors import ConfigError, OffbeatError, RunError
 from offbeat.join import Finished, Launched
 from offbeat.log import Listener
+from offbeat.pace import emulated
 from offbeat.report.live import Progress
 from offbeat.report.tables import console, run_table, share
 from offbeat.run import Run

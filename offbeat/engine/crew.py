@@ -4,7 +4,7 @@ import copy
 import os
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,7 +38,6 @@ from offbeat.job import Job, Numbers, Place
 from offbeat.link.meeting import MeetingLink
 from offbeat.link.memory import Plan, Shared
 from offbeat.log import Log, tail
-from offbeat.pace import duration
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
 from offbeat.store.checkpoint import RunFolder
@@ -110,16 +109,6 @@ def processes_of(job: Job) -> int:
     assert isinstance(job.content, Numbers)
     cut = job.content.cut
     return job.workers * (1 if cut is None else cut.layout.pp * cut.layout.tp)
-
-
-def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, ...]:
-    """Least seconds of each worker's step, from text such as `20ms,20ms,80ms` or a list.
-
-    One value serves for all.
-    """
-    words = value.split(",") if isinstance(value, str) else list(value)
-    seconds = tuple(duration(word) for word in words)
-    return seconds * workers if len(seconds) == 1 else seconds
 
 
 class Crew:
