@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "straggler": straggler.straggler,
     "accuracy": straggler.to_accuracy,
     "resnet": models.resnet,
+    "allreduce": models.allreduce,
     "article": models.article,
     "prediction": models.prediction,
     "watch": watch.watch,

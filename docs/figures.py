@@ -98,6 +98,10 @@ TIMELINES: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("local:3, to compare: one change of everybody", "local:3", exchange=0.006),
     ),
+    "gossip": (
+        Panel("bsp, to compare: all meet, and wait for the last", "bsp", exchange=0.006),
+        Panel("gossip: each meets one other when it is ready", "gossip", exchange=0.006),
+    ),
 }
 CHARTS: dict[str, Chart] = {
     "average": Chart(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from offbeat.errors import ConfigError
 from offbeat.spelling import Choice, nearest
@@ -112,7 +112,17 @@ class Count:
         at_least("k", self.k, 1)
 
 
-Gather = All | Count
+@dataclass(frozen=True)
+class Pair:
+    """No store: everyone has parameters of their own, and takes the mean with one other (gossip).
+
+    A contribution is a step of its worker's own rule, right after that mean has been taken.
+    """
+
+    k: ClassVar[int] = 1  # contributions in an update
+
+
+Gather = All | Count | Pair
 
 # ---------------------------------------------------------------- weigh: what staleness costs
 
@@ -228,7 +238,7 @@ SENDS = Choice(
     {"gradient": Gradient, "accumulated": Accumulated, "change": Change, "elastic": Elastic,
      "in-place": InPlace},
 )  # fmt: skip
-GATHERS = Choice("gather", {"all": All, "count": Count})
+GATHERS = Choice("gather", {"all": All, "count": Count, "pair": Pair})
 WEIGHS = Choice(
     "weigh",
     {"constant": Constant, "inverse": Inverse, "poly": Polynomial, "dc": DelayCompensation,

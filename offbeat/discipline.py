@@ -26,6 +26,7 @@ from offbeat.choices import (
     Gradient,
     InPlace,
     Inverse,
+    Pair,
     Polynomial,
     Rule,
     Send,
@@ -61,6 +62,12 @@ class Discipline:
             raise ConfigError(
                 "the elastic difference is exchanged one worker at a time: use gather=Count(1)"
             )
+        plain = (self.wait, self.weigh, self.apply) == (None, Constant(), Yours())
+        if self.pairs and not (isinstance(self.send, Gradient) and plain):
+            raise ConfigError(
+                "workers that meet in pairs apply their own gradients with your optimiser and "
+                "never wait: use send=Gradient() and leave wait, weigh and apply out"
+            )
         local = isinstance(self.send, Change | Elastic)
         if local and isinstance(self.apply, Yours):
             raise ConfigError(
@@ -85,6 +92,11 @@ class Discipline:
     def brings_rule(self) -> bool:
         """Whether gradients are applied by a rule of the discipline's own, not the user's."""
         return isinstance(self.apply, Rule) and not self.steps_locally
+
+    @property
+    def pairs(self) -> bool:
+        """Whether workers have parameters of their own and meet in pairs."""
+        return isinstance(self.gather, Pair)
 
     @property
     def drops(self) -> bool:
@@ -271,6 +283,12 @@ def AsyncLocalSGD(
 def FedBuff(k: int = 10, every: int = 16, lr: float = 1.0) -> Discipline:
     """Changes are buffered until `k` are there; stale ones count (1 + staleness)^-½."""
     return Discipline(Change(every), Count(k), weigh=Polynomial(0.5), apply=Rule("sgd", lr=lr))
+
+
+@_named("gossip")
+def Gossip() -> Discipline:
+    """Everyone has parameters of their own and takes the mean with one other before each step."""
+    return Discipline(Gradient(), Pair())
 
 
 # ---------------------------------------------------------------- strings to values

@@ -25,6 +25,7 @@ from offbeat.replica.whole import OwnReplica, Replica, TakenReplica
 from offbeat.send import ChangeSender, Outs, Sender, make_sender
 from offbeat.store.core import Store
 from offbeat.store.parameters import Parameters
+from offbeat.store.replicas import Replicas
 from offbeat.store.table import BySize, Flat, Placement, parameter_entries, total_bytes
 from offbeat.store.table import place as place_tables
 from offbeat.store.updater import Recipe
@@ -138,7 +139,8 @@ class Job:
         if isinstance(self.content, Ghost):
             return None
         numbers = self.content
-        return kind(
+        kind = Replicas if self.discipline.pairs else kind
+        made = kind(
             numbers.model,
             numbers.placement,
             numbers.store_rule,
@@ -147,6 +149,9 @@ class Job:
             flats,
             held,
         )
+        if isinstance(made, Replicas):
+            made.seed = self.seed
+        return made
 
     def make_worker(
         self, store: Store, number: int, incarnation: int, place: Place | None = None

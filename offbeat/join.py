@@ -38,6 +38,7 @@ class Defaults(TypedDict, total=False):
     out: str | Path | None
     resume: bool
     patience: float | None
+    via: str
     codec: Codec | str | None
     shards: int | Placement
     policies: Mapping[str, str]

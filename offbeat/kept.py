@@ -39,8 +39,9 @@ class Kept:
             assert isinstance(job.content, Numbers)
             folder.create(config, model_tensors(job.content.model), resume)
             return cls(folder)
-        # A checkpoint does not say how it was sharded, so a run may go on with other shards.
-        here = {key: value for key, value in config.items() if key not in ("origin", "shards")}
+        # A checkpoint does not say how it was sharded, nor how contributions met.
+        free = ("origin", "shards", "via")
+        here = {key: value for key, value in config.items() if key not in free}
         difference = first_difference(folder.config(), here)
         if difference is not None:
             raise CheckpointError(

@@ -53,6 +53,7 @@ class Part(msgspec.Struct, omit_defaults=True):
     communication: float = 0.0
     loss: float | None = 0.0  # None where it is not a number
     skipped: bool = False
+    partner: int | None = None  # whom it took the mean with before its step, where pairs meet
 
 
 class Admitted(Record, tag="push"):

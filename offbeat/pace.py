@@ -4,7 +4,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -313,3 +313,13 @@ class Pace:
             self._times = array("d", drawn.tobytes())
             self._block = block
         return self._times[step % _BLOCK]
+
+
+def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, ...]:
+    """Least seconds of each worker's step, from text such as `20ms,20ms,80ms` or a list.
+
+    One value serves for all.
+    """
+    words = value.split(",") if isinstance(value, str) else list(value)
+    seconds = tuple(duration(word) for word in words)
+    return seconds * workers if len(seconds) == 1 else seconds

@@ -172,6 +172,7 @@ class _Replayer:
             self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
         elif isinstance(record, Joined):
             incarnation = record.incarnation
+            self.parameters.enter(record.worker)
             self.workers[record.worker] = self.job.make_worker(
                 self.store, record.worker, incarnation
             )
@@ -206,7 +207,7 @@ class _Replayer:
                 self.version,
                 record.steps,
                 self.epoch,
-                self.parameters.flats,
+                self.parameters.of(record.worker),
                 self.parameters.updater_state,
             )
         )
@@ -241,6 +242,11 @@ class _Replayer:
             raise _Differs(f"the log goes from version {self.version} to {record.version}")
         group = [self._gathered(part) for part in record.parts]
         self.parameters.update(group)
+        for mine, part in zip(group, record.parts, strict=True):
+            if mine.part.partner != part.partner:
+                raise _Differs(
+                    f"worker {part.worker} meets {mine.part.partner}, the log says {part.partner}"
+                )
         self.version += 1
         self.parameters.advance(self.version, self.epoch)
         if record.hash and self.version % self.every == 0:

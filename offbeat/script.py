@@ -43,6 +43,7 @@ class Settings:
     out: str | Path | None = None
     resume: bool = False
     patience: float | None = None  # None is what the engine has
+    via: str = "store"  # how contributions meet; one worker alone meets nobody
     codec: Codec | str | None = None
     shards: int | Placement = 1
     policies: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from offbeat.choices import at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline
-from offbeat.engine.crew import Crew, Local, check, emulated
+from offbeat.engine.crew import Crew, Local, check
 from offbeat.engine.local import run_local
 from offbeat.engine.sim import Simulation
 from offbeat.engine.sim_state import drive, restore
@@ -22,6 +22,7 @@ from offbeat.job import Job, Numbers
 from offbeat.kept import Kept, begin_with
 from offbeat.layout.value import Layout, as_layout
 from offbeat.log import Listener
+from offbeat.pace import emulated
 from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.objective import Loss
 from offbeat.report.summary import Tally
@@ -43,6 +44,7 @@ class TrainOptions(Options, total=False):
     patience: float  # seconds after which a silent worker counts as lost; local engine only
     prefetch: bool | None  # read ahead in a thread; None where it pays; local engine only
     threads: int | None  # of each worker; None shares the cores; local engine only
+    via: str  # "store", or "allreduce": workers add up among themselves; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
     listeners: Sequence[Listener]  # see every record as it is written
     verify: bool  # first compare one step of the layout with one process, gradient by gradient
@@ -156,7 +158,7 @@ def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | N
     """How the local engine is to run, or None for a simulation."""
     given: dict[str, Any] = {
         name: options.pop(name)
-        for name in ("emulate", "overlap", "patience", "prefetch", "threads")
+        for name in ("emulate", "overlap", "patience", "prefetch", "threads", "via")
         if name in options
     }
     if engine == "sim":

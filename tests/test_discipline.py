@@ -23,7 +23,7 @@ EXAMPLES = [
     ob.LocalSGD(4, state="average"), ob.BMUF(), ob.BMUF(8, 0.5, 0.9, nesterov=True),
     ob.BMUF(momentum=0.0), ob.EASGD(), ob.EASGD(5, alpha=0.1), ob.DiLoCo(),
     ob.DiLoCo(10, lr=1.0, momentum=0.0), ob.AsyncLocalSGD(), ob.AsyncLocalSGD(8, delay=3),
-    ob.FedBuff(), ob.FedBuff(2, every=4, lr=0.5),
+    ob.FedBuff(), ob.FedBuff(2, every=4, lr=0.5), ob.Gossip(),
 ]  # fmt: skip
 
 

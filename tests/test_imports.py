@@ -74,6 +74,12 @@ LAYERS: dict[str, set[str]] = {
     "store.updater": {"errors", "choices", "discipline", "optim", "task", "store.table"},
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
+    "store.home": {"errors", "store.table", "store.updater"},
+    "store.mirror": {"contribution", "store.home", "store.parameters", "store.table"},
+    "store.replicas": {
+        *("choices", "contribution", "data"),
+        *("store.parameters", "store.table", "store.updater"),
+    },
     "store.core": {
         *("choices", "discipline", "board", "lease", "log", "contribution"),
         *("store.table", "store.parameters"),
@@ -93,7 +99,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "choices", "discipline", "lease", "data", "codec", "log", "send", "worker"),
         *("replica.objective", "replica.whole", "replica.part", "replica.split", "replica.turns"),
         *("layout.cut", "link.mesh"),
-        *("store.table", "store.updater", "store.parameters", "store.core"),
+        *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
     },
     "pace": {"errors", "spelling"},
     "layout": set(),
@@ -123,7 +129,11 @@ LAYERS: dict[str, set[str]] = {
     "link": set(),
     "link.base": {"lease", "contribution"},
     "link.messages": {"lease", "log"},
-    "link.memory": {"errors", "board", "store.table", "link.posts"},
+    "link.memory": {"errors", "board", "store.home", "store.table", "link.posts"},
+    "link.group": {"store.table"},
+    "link.meeting": {
+        *("contribution", "log", "replica.stream", "link", "store.parameters", "store.table"),
+    },
     "link.shared": {"lease", "contribution", "link"},
     "link.mesh": {"errors"},
     "link.posts": {"board", "link.mesh"},
@@ -142,6 +152,14 @@ LAYERS: dict[str, set[str]] = {
         *("store.core", "store.parameters", "store.table"),
     },
     "engine.bench": {"layout.shards", "link.memory", "replica.split", "send", "store.table"},
+    "engine.rounds": {
+        *("errors", "board", "contribution", "link", "engine.server"),
+        *("store.core", "store.mirror", "store.table"),
+    },
+    "engine.via": {
+        *("errors", "choices", "contribution", "job", "log", "send", "worker", "store.table"),
+        "link.meeting",
+    },
     "engine.team": {
         *("errors", "contribution", "lease", "send", "store.table", "link", "replica.split"),
         *("engine.process", "engine.bench"),
@@ -261,7 +279,7 @@ LAYERS: dict[str, set[str]] = {
         *("replica.objective", "store.table", "store.checkpoint"),
     },
     "train": {
-        *("errors", "choices", "discipline", "task", "cluster", "log"),
+        *("errors", "choices", "discipline", "task", "cluster", "pace", "log"),
         *("job", "setup", "session", "send", "run", "kept"),
         *("replica.objective", "replica.evaluate", "report.summary", "engine"),
         *("store.checkpoint", "watch", "layout.value"),

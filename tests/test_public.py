@@ -15,9 +15,10 @@ PUBLIC = [
     "BatchLoss", "ByCount", "BySize", "ByWeight", "Callback", "Change", "CheckpointError", "Clip",
     "Cluster",
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
-    "Elastic", "Failure", "FedBuff", "GapAware", "Gradient", "History", "Hogwild", "InPlace",
-    "Interrupted", "Inverse", "Layout", "Listener", "LocalSGD", "Machine", "Member", "OffbeatError",
-    "Pause", "Polynomial", "Replay", "ReplayMismatch", "Rule", "Run", "RunError", "Schedule",
+    "Elastic", "Failure", "FedBuff", "GapAware", "Gossip", "Gradient", "History", "Hogwild",
+    "InPlace", "Interrupted", "Inverse", "Layout", "Listener", "LocalSGD", "Machine", "Member",
+    "OffbeatError", "Pair", "Pause", "Polynomial", "Replay", "ReplayMismatch", "Rule", "Run",
+    "RunError", "Schedule",
     "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "explain", "join", "optim",
     "parse", "replay", "track", "train",
 ]  # fmt: skip

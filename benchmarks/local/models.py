@@ -82,10 +82,37 @@ def _two_workers(scale: Scale) -> list[Figure]:
     ]
 
 
-def _offbeat(scale: Scale, workers: int, threads: int) -> dict[str, Any]:
+def allreduce(scale: Scale) -> list[Figure]:
+    """ResNet-50 in lock-step: workers who add up among themselves beside DDP's ranks."""
+    size: dict[str, Any] = {"batch": BATCH, "steps": scale.resnet_steps, "side": scale.side}
+    pairs, peak = [], 0.0
+    for _ in range(scale.launches):
+        mine = _offbeat(scale, workers=2, threads=1, sync="bsp", via="allreduce")
+        theirs = ddp.resnet(**size)
+        peak = max(peak, mine["peak_bytes"] / theirs.peak_bytes)
+        pairs.append((theirs.per_second, mine["per_second"]))
+    return [
+        Figure(
+            "ResNet-50, batch 8, two workers over DDP's two ranks: BSP via all-reduce",
+            median(mine / theirs for theirs, mine in pairs),
+            "x",
+            at_least=0.95,
+            beside="one thread each, in turn",
+            peers=(
+                Peer("offbeat", median(mine for _, mine in pairs), "images/s"),
+                Peer("DDP, 2 ranks", median(theirs for theirs, _ in pairs), "images/s"),
+            ),
+        ),
+        Figure(
+            "ResNet-50, batch 8, all-reduce: peak memory of a worker over DDP's rank", peak, "x"
+        ),
+    ]
+
+
+def _offbeat(scale: Scale, workers: int, threads: int, **how: str) -> dict[str, Any]:
     arguments = {
         "workers": workers, "threads": threads, "batch": BATCH, "steps": scale.resnet_steps,
-        "side": scale.side,
+        "side": scale.side, **how,
     }  # fmt: skip
     return alone("local.runs:resnet", arguments, threads)
 

@@ -163,14 +163,23 @@ def reach(
     return {"seconds": goal.seconds}
 
 
-def resnet(workers: int, threads: int, batch: int, steps: int, side: int) -> dict[str, Any]:
+def resnet(
+    workers: int,
+    threads: int,
+    batch: int,
+    steps: int,
+    side: int,
+    sync: str = "asp",
+    via: str = "store",
+) -> dict[str, Any]:
     """ResNet-50: a step's seconds, images/s of all workers, and the peak of the largest."""
     task, seen = resnet50(side=side), Steps(workers)
     run = ob.train(
         task.model,
         task.data,
         task.loss,
-        discipline="asp",
+        discipline=sync,
+        via=via,
         optimizer=task.optimizer,
         workers=workers,
         threads=threads,

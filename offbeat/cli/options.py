@@ -109,6 +109,11 @@ class Engine(StrEnum):
     SIM = "sim"
 
 
+class Via(StrEnum):
+    STORE = "store"
+    ALLREDUCE = "allreduce"
+
+
 GRID = "Grid"
 Devices = Annotated[str, _in(GRID, "How many workers, each number in turn.", metavar="1,2,...")]
 Syncs = Annotated[

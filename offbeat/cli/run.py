@@ -12,18 +12,18 @@ import typer
 
 from offbeat.choices import at_least
 from offbeat.cli import options
-from offbeat.cli.options import Engine
+from offbeat.cli.options import Engine, Via
 from offbeat.cli.output import INTERRUPTED, fail, print_json
 from offbeat.cli.replay import show as show_replay
 from offbeat.cli.source import described, line_in
 from offbeat.cli.trackers import trackers
 from offbeat.cluster import Cluster
 from offbeat.discipline import parse
-from offbeat.engine.crew import emulated
 from offbeat.engine.sim_script import replay_script, simulate_script
 from offbeat.errors import ConfigError, OffbeatError, RunError
 from offbeat.join import Finished, Launched
 from offbeat.log import Listener
+from offbeat.pace import emulated
 from offbeat.report.live import Progress
 from offbeat.report.tables import console, run_table, share
 from offbeat.run import Run
@@ -57,6 +57,9 @@ def run(
     patience: Annotated[
         float | None, _training("After so long a silent worker is lost.", metavar="SECONDS")
     ] = None,
+    via: Annotated[
+        Via | None, _training("Where contributions meet: in the store, or among the workers.")
+    ] = None,
     codec: options.Codec = None,
     shards: Annotated[
         int | None, _training("Parts of the store, each with a process; else the script's.")
@@ -84,6 +87,7 @@ def run(
         raise ConfigError(f"there is no file {script}: write offbeat run [OPTIONS] train.py")
     given = {"codec": codec, "seed": seed, "out": out, "patience": patience}
     given |= {"checkpoint_every": checkpoint_every, "shards": shards}
+    given["via"] = None if via is None else via.value
     asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if sync is not None:
         asked["discipline"] = parse(sync)
@@ -97,10 +101,11 @@ def run(
         show_replay(found, replay, json)
         return
     sim = engine is Engine.SIM or (engine is None and cluster is not None)
-    if sim and (emulate or patience):
-        word = "emulate" if emulate else "patience"
+    if sim and (emulate or patience or via):
+        word = "emulate" if emulate else "patience" if patience else "via"
         raise ConfigError(
-            f"--{word} is for real workers: write it into the --cluster of --engine sim"
+            f"--{word} is for real workers: "
+            + ("leave it out" if word == "via" else "write it into the --cluster of --engine sim")
         )
     if not sim and cluster is not None:
         raise ConfigError("--cluster is simulated: add --engine sim, or use --emulate TIMES")

@@ -79,7 +79,8 @@ class AloneSeat(LoopSeat):
         assert parameters is not None
         link = DirectLink(self.store, self.now)
         # What the store writes is what is pulled next, so the model can be the store's own tensors.
-        same = isinstance(self.store.discipline.send, Gradient | InPlace)
+        kind = self.store.discipline
+        same = isinstance(kind.send, Gradient | InPlace) and not kind.pairs
         place = Place(parameters.flats if same else None, model=self.wanted.model)
         worker = script_worker(self.job, self.store, 0, link.join(), place)
         return Loop(link, worker, Cycle.of(self.store.discipline), self.job.seed)

@@ -4,7 +4,7 @@ import copy
 import os
 import resource
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,34 +12,44 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat.choices import Accumulated, All, Change, Gradient, InPlace
+from offbeat.choices import Accumulated, All, Gradient, InPlace, one_of
 from offbeat.engine.blame import SERVER
 from offbeat.engine.hand import Hand
 from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
+from offbeat.engine.rounds import Bereft, Rounds
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.split import SplitReplica, prepare
 from offbeat.engine.spread import Spread, held_by, hire
 from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
+from offbeat.engine.via import (
+    ALLREDUCE,
+    STORE,
+    VIA,
+    check_allreduce,
+    listening,
+    rule_table,
+    updater_table,
+)  # fmt: skip
 from offbeat.errors import ConfigError, RunError
 from offbeat.job import Job, Numbers, Place
+from offbeat.link.meeting import MeetingLink
 from offbeat.link.memory import Plan, Shared
 from offbeat.log import Log, tail
-from offbeat.pace import duration
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
-from offbeat.send import ChangeSender
 from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
 from offbeat.store.fold import last_version
+from offbeat.store.mirror import Mirror
 from offbeat.store.parameters import Parameters, named_tensors
 from offbeat.store.table import (
-    Entry,
     Table,
     buffer_entries,
     count,
+    dealt,
     parameter_entries,
     place,
     total_bytes,
@@ -65,12 +75,14 @@ class Local:
     emulate: tuple[float, ...] | None = None
     overlap: bool = False
     prefetch: bool | None = None  # read ahead in a thread; None where it pays
+    via: str = STORE  # how contributions meet: in a store, or "allreduce", among the workers
 
     def __post_init__(self) -> None:
         if not self.patience > 0:
             raise ConfigError(f"patience must be above 0 seconds, not {self.patience!r}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {self.threads!r}")
+        one_of("via", self.via, VIA)
 
     def described(self, job: Job) -> dict[str, Any]:
         """What a run folder says of this engine: all that replay and resuming depend on."""
@@ -78,6 +90,7 @@ class Local:
             "engine": "local",
             "threads": self.threads_for(job),
             "overlap": self.overlap,
+            "via": self.via,
             "emulate": None if self.emulate is None else list(self.emulate),
         }
 
@@ -96,16 +109,6 @@ def processes_of(job: Job) -> int:
     assert isinstance(job.content, Numbers)
     cut = job.content.cut
     return job.workers * (1 if cut is None else cut.layout.pp * cut.layout.tp)
-
-
-def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, ...]:
-    """Least seconds of each worker's step, from text such as `20ms,20ms,80ms` or a list.
-
-    One value serves for all.
-    """
-    words = value.split(",") if isinstance(value, str) else list(value)
-    seconds = tuple(duration(word) for word in words)
-    return seconds * workers if len(seconds) == 1 else seconds
 
 
 class Crew:
@@ -140,10 +143,15 @@ class Crew:
         self.shared = Shared(_plan(job, local), memory)
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
+        self.meets = local.via == ALLREDUCE
         self.held = held_by(self.shared.plan.tables, job)
+        if self.meets:
+            self.store.parameters = job.make_parameters(flats, None, Mirror)
+            self.held = dealt(self.shared.plan.tables, 1)
         self.keep = Keep(self.shared, len(self.held))
         self.images: Images | None = None
-        whole = len(self.held) == 1  # several processes have no moment at which all is one image
+        # Several processes have no moment at which all is one image; some have no parameters.
+        whole = len(self.held) == 1 and not self.meets and not job.discipline.pairs
         if memory is None and whole and not isinstance(job.discipline.send, InPlace):
             assert self.store.parameters is not None
             self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
@@ -179,7 +187,8 @@ class Crew:
         self.store.log = self._log(saved, lived)
         ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
         ahead += _under_way(self.job) - 1
-        server = Server(self.store, self.shared, self.local.patience, ahead, Watch())
+        kind = Rounds if self.meets else Server
+        server = kind(self.store, self.shared, self.local.patience, ahead, Watch())
         steward = Steward(server, self.folder or self.keep, self.rhythm, Outbox(reports))
         parameters = self.store.parameters
         assert parameters is not None
@@ -202,6 +211,8 @@ class Crew:
         steward.obey(orders)
         try:
             steward.run()
+        except Bereft:
+            return  # without a result: the launcher starts everybody anew
         except OSError as error:
             raise RunError(
                 f"the run could not be written down ({error.strerror}); its last checkpoint is "
@@ -270,7 +281,15 @@ class Crew:
             return Station(wire, slot, habits, build, None, team.leave)
         reader = Prefetcher(self.content.reader) if self.reads_ahead else None
         habits = Habits(self.store.discipline, self.job.seed, least, local.overlap)
-        return Station(wire, slot, habits, partial(make or self._make, self.store, number), reader)
+        makes = partial(make or self._make, self.store, number)
+        if not self.meets:
+            return Station(wire, slot, habits, makes, reader)
+        link = MeetingLink(wire, slot, number, self.job.make_parameters, 4 * local.patience)
+        return Station(wire, slot, habits, partial(self._met, link, makes), reader, meeting=link)
+
+    def _met(self, link: MeetingLink, makes: Make, incarnation: int, place: Place) -> Worker:
+        """A worker whose gradients go to the others while they are made."""
+        return listening(makes(incarnation, place), link, self.content.accumulate == 1)
 
     def _make(self, store: Store, number: int, incarnation: int, place: Place) -> Worker:
         """A worker over the job's own model, whose buffers begin as they were at first."""
@@ -322,6 +341,8 @@ def check(job: Job, local: Local) -> None:
         )
     if local.overlap and _under_way(job) > 1:
         raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")
+    if local.via == ALLREDUCE:
+        check_allreduce(job, local.overlap)
     _check_files(job)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
@@ -359,30 +380,21 @@ def _plan(job: Job, local: Local) -> Plan:
     lock_step = isinstance(gather, All) and not gather.backup
     if incoming == 1 and isinstance(send, Gradient | Accumulated):
         # Nothing is written before everyone who reads has sent what came of it.
-        alone = job.workers == 1
+        alone = job.workers == 1 and not discipline.pairs
         fresh = isinstance(send, Gradient) or send.fetch == send.push
         if (lock_step or alone) and fresh:
             incoming = 0
     if isinstance(send, InPlace):
         incoming = outgoing = 0
+    rule = Table.of([])
+    if local.via == ALLREDUCE:
+        incoming, rule = 1, rule_table(job)
     table = Table.of(averaged)
     each = processes_of(job) // job.workers
-    return Plan(tables, table, _updater_table(job), job.workers, incoming, outgoing, each)
+    return Plan(tables, table, updater_table(job), job.workers, incoming, outgoing, each, rule)
 
 
 def _under_way(job: Job) -> int:
     """Leases that one worker computes at once."""
     assert isinstance(job.content, Numbers)
     return 1 if job.content.cut is None else job.content.cut.layout.under_way
-
-
-def _updater_table(job: Job) -> Table:
-    """The local optimiser's state where the workers average it, learnt from one step."""
-    send = job.discipline.send
-    if not isinstance(send, Change) or send.state != "average":
-        return Table.of([])
-    worker = job.make_worker(job.make_store(Log()), 0, 1)
-    assert isinstance(worker, NumberWorker)
-    assert isinstance(worker.sender, ChangeSender)
-    state = worker.sender.learn_state()
-    return Table.of([Entry(k, tuple(t.shape), t.dtype, "averaged") for k, t in state.items()])

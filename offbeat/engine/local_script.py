@@ -88,8 +88,8 @@ def make_script_worker(
 
 def options(wanted: Wanted) -> dict[str, Any]:
     """What the script's settings say of the local engine."""
-    patience = wanted.settings.patience
-    return {} if patience is None else {"patience": patience}
+    patience, via = wanted.settings.patience, {"via": wanted.settings.via}
+    return via if patience is None else via | {"patience": patience}
 
 
 def start(

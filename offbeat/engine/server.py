@@ -57,6 +57,8 @@ class Watch:
 class Server:
     """Serves the workers of one machine, one packet at a time, until every sample is done."""
 
+    quiet = True  # whether nobody is writing what tests and checkpoints read
+
     def __init__(self, store: Store, shared: Shared, patience: float, ahead: int, clock: Watch):
         self.store, self.shared, self.patience = store, shared, patience
         self.ahead, self.clock = ahead, clock  # leases that a worker has beside the one in hand
@@ -244,6 +246,11 @@ class Server:
         """Give the worker its turn; it uses that place for nothing else meanwhile."""
         if number not in self.wires or self.store.lost(number):
             return
+        self._send(number, self._go(number))
+        self._expect(number)
+
+    def _go(self, number: int) -> Go:
+        """What is pulled lies in the worker's slot, and this goes with it."""
         now = self.clock()
         snapshot = self.store.pull(number, now, self.computed.pop(number, []))
         slot = self.shared.slots[number]
@@ -252,24 +259,20 @@ class Server:
         self.give(number, place)
         waited = now - self.held_since.pop(number, now)
         leases = self._top_up(number, snapshot.steps)
-        self._send(
-            number,
-            Go(
-                snapshot.version,
-                snapshot.steps,
-                snapshot.epoch,
-                leases,
-                waited,
-                place,
-                bool(self.parameters.updater_bytes),
-            ),
+        return Go(
+            snapshot.version,
+            snapshot.steps,
+            snapshot.epoch,
+            leases,
+            waited,
+            place,
+            bool(self.parameters.updater_bytes),
         )
-        self._expect(number)
 
     def _give(self, number: int, place: int) -> None:
         parameters = self.parameters
         slot = self.shared.slots[number]
-        slot.put(place, parameters.held, parameters.flats, parameters.updater_state)
+        slot.put(place, parameters.held, parameters.of(number), parameters.updater_state)
 
     @property
     def parameters(self) -> Parameters:

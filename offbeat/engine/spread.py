@@ -50,7 +50,8 @@ A = TypeVar("A", bound=Answer)
 def held_by(tables: Sequence[Table], job: Job) -> list[list[int]]:
     """Which tables each process holds, the server's first."""
     assert isinstance(job.content, Numbers)
-    if isinstance(job.discipline.send, InPlace):  # the workers write, and there is no rule
+    # In place the workers write, and there is no rule; pairs meet in one process.
+    if isinstance(job.discipline.send, InPlace) or job.discipline.pairs:
         return dealt(tables, 1)
     return dealt(tables, count(job.content.placement))
 

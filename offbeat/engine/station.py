@@ -10,6 +10,7 @@ from offbeat.discipline import Discipline
 from offbeat.engine.flow import FlowLoop
 from offbeat.job import Place
 from offbeat.link.base import Over, Refused
+from offbeat.link.meeting import MeetingLink
 from offbeat.link.memory import Slot
 from offbeat.link.shared import SharedLink
 from offbeat.loop import Loop
@@ -40,11 +41,15 @@ class Station:
         make: Callable[[int, Place], Worker],
         reader: Prefetcher | None = None,
         leave: Callable[[], dict[str, float]] = dict,
+        meeting: MeetingLink | None = None,
     ):
-        """`leave` ends the other processes of the replica, and tells what they came to."""
+        """`leave` ends the other processes of the replica, and tells what they came to; `meeting`
+        is the link of a worker that meets the others without a store.
+        """
         self.habits, self.make, self.reader, self.leave = habits, make, reader, leave
         own = isinstance(habits.discipline.send, Elastic)  # its parameters are not what it pulls
-        self.link = SharedLink(wire, slot, centre=own)
+        self.link = meeting or SharedLink(wire, slot, centre=own)
+        own |= meeting is not None and habits.discipline.steps_locally
         mine = None if own else slot.incoming[0]
         self.place = Place(mine, slot.outgoing or None, reader, alone=True)
         if reader is not None:

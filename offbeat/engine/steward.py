@@ -106,11 +106,12 @@ class Steward:
     # ------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        while not self.store.finished and not self.halted:
+        while not self.store.finished and not (self.halted and self.server.quiet):
             self._turn()
-            self._test_if_due()
-            if self._save_due():
-                self.save()
+            if self.server.quiet:
+                self._test_if_due()
+                if self._save_due():
+                    self.save()
         if not self.halted:
             self._last_tests()
         if self.halted:

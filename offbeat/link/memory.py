@@ -3,7 +3,7 @@
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from offbeat.board import Cells, Row, new_board
 from offbeat.errors import ConfigError
 from offbeat.link.posts import FIELDS, Posts
+from offbeat.store.home import Home
 from offbeat.store.table import Flat, Table
 
 PAGE = 4096
@@ -103,12 +104,14 @@ class Plan:
     incoming: int = 1
     outgoing: int = 1
     processes: int = 1  # of each worker
+    rule: Table = field(default_factory=lambda: Table.of([]))  # its state, where workers apply it
 
     @property
     def nbytes(self) -> int:
         whole = sum(pages(table.nbytes) for table in self.tables)
         each = (self.incoming + self.outgoing) * whole
         each += pages(self.statistics.nbytes) + pages(self.updater.nbytes)
+        each += pages(self.rule.nbytes) + pages(len(self.rule))
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
         small += pages(self.workers * self.processes * FIELDS * 8)
         return small + 2 * whole + pages(self.statistics.nbytes) + self.workers * each
@@ -122,6 +125,7 @@ class Slot:
     outgoing: list[list[Flat]]  # the payload of a contribution, likewise
     statistics: Flat  # averaged buffers
     updater: Flat  # local optimiser state to average; the server answers in the same place
+    home: Home  # the rule's state, where this worker applies the rule itself
 
     def put(
         self, place: int, shards: Sequence[int], flats: Sequence[Flat], updater: dict[str, Tensor]
@@ -157,7 +161,9 @@ class Shared:
         plan = self.plan
         incoming = [self._flats() for _ in range(plan.incoming)] or [self.parameters]
         outgoing = [self._flats() for _ in range(plan.outgoing)]
-        return Slot(incoming, outgoing, self._flat(plan.statistics), self._flat(plan.updater))
+        statistics, updater = self._flat(plan.statistics), self._flat(plan.updater)
+        home = Home(self._flat(plan.rule), self.arena.take(len(plan.rule)).numpy())
+        return Slot(incoming, outgoing, statistics, updater, home)
 
     def _numbers(self, count: int) -> Cells:
         return self.arena.take(count * 8).numpy().view(np.int64)

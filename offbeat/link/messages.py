@@ -47,6 +47,27 @@ class Rest(Message):
     communication: float
 
 
+class Met(Message):
+    """The worker has the mean of this attempt at a round, and has not applied it yet."""
+
+    attempt: int
+
+
+class Apart(Message):
+    """A group has failed this worker."""
+
+    group: int
+    reason: str
+
+
+class Applied(Message):
+    """The worker has applied the mean to its own parameters."""
+
+
+class Here(Message):
+    """The worker is alive, and waits for the others."""
+
+
 class Bye(Message):
     """The worker's last words: what it held, and how well its stages overlapped."""
 
@@ -68,6 +89,29 @@ class Took(Message):
     leases: list[Lease]
 
 
+class Meet(Message):
+    """Who adds up a round without a store, and with how many samples each.
+
+    Every attempt at a round has a number, and so has every group that its members connect to.
+    """
+
+    attempt: int
+    group: int
+    members: list[tuple[int, int]]  # a worker and its samples, by number
+    port: int  # where the members find each other
+
+
+class Apply(Message):
+    """Everybody has the mean: apply it, if there is one; `absent` parameters got no gradient."""
+
+    absent: list[str]
+    live: bool
+
+
+class Knock(Message):
+    """Is this worker still there?"""
+
+
 class Go(Message):
     """The parameters of `version` lie in the worker's slot."""
 
@@ -78,6 +122,8 @@ class Go(Message):
     waited: float
     place: int  # which of its incoming buffers
     updater: bool  # averaged optimiser state lies beside them
+    meet: Meet | None = None  # the round that follows, where workers meet without a store
+    fresh: bool = False  # whether the rule's state in the slot is to be taken over as well
 
 
 class Leased(Message):
@@ -100,8 +146,8 @@ class Stop(Message):
     finished: bool
 
 
-ToStore = Join | Push | Pull | Ask | Rest | Bye
-ToWorker = Welcome | Took | Go | Leased | Again | Wake | Stop
+ToStore = Join | Push | Pull | Ask | Rest | Bye | Met | Apart | Applied | Here
+ToWorker = Welcome | Took | Go | Leased | Again | Wake | Stop | Meet | Apply | Knock
 
 encode = msgspec.msgpack.Encoder().encode
 to_store = msgspec.msgpack.Decoder(ToStore).decode

@@ -38,6 +38,7 @@ class SharedLink:
 
     def __init__(self, wire: socket.socket, slot: Slot, centre: bool = False):
         self.wire, self.slot, self.centre = wire, slot, centre
+        self.local = slot.updater  # where the local optimiser's state goes
         self.packets = Packets()
         self.leases: deque[Lease] = deque()
         self.announce: Callable[[Lease], None] = lambda lease: None  # told of every lease at once
@@ -89,7 +90,7 @@ class SharedLink:
         for name, tensor in contribution.statistics.items():
             slot.statistics.views[name].copy_(tensor)
         for name, tensor in contribution.updater.items():
-            slot.updater.views[name].copy_(tensor)
+            self.local.views[name].copy_(tensor)
         ahead = self.begun
         if ahead is None:
             ahead = [self.leases[0]] if self.leases and len(slot.outgoing) > 1 else []

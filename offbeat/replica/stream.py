@@ -1,7 +1,7 @@
 """Gradients on their way out while backward still runs: copied when made, and freed at once."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ class Stream:
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self.places: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # of those that have come
+        self.came: Callable[[str], None] = lambda name: None  # told of each
         self.hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(self._take, name)
@@ -46,6 +47,7 @@ class Stream:
             place.copy_(gradient)
         parameter.grad = None
         self.sums[name] = place.sum().item()  # in the cache still, and infinite if any element is
+        self.came(name)
 
     def absent(self) -> frozenset[str]:
         """The parameters that got no gradient; their places become zero."""

@@ -72,6 +72,8 @@ class Store:
         if self.cells[Row.STATE, worker] in (State.ACTIVE, State.RESTING):
             self.lose(worker, now)
         incarnation = board.enter(self.cells, worker)
+        if self.parameters is not None:
+            self.parameters.enter(worker)
         clock = int(self.cells[Row.CLOCK, worker])
         self.log.write(Joined(now, worker, incarnation, clock))
         return incarnation
@@ -253,7 +255,7 @@ class Store:
         snapshot, size = Snapshot(self.version, steps, self.epoch), self.pull_bytes
         if self.parameters is not None:
             self.parameters.remember(worker)
-            snapshot.parameters = self.parameters.flats
+            snapshot.parameters = self.parameters.of(worker)
             snapshot.updater = self.parameters.updater_state
             size += self.parameters.updater_bytes
         self.log.write(Pulled(now, worker, self.version, computed or [], steps, size))

@@ -191,6 +191,13 @@ class Parameters:
         for updater in self.updaters:
             updater.advance(version, epoch)
 
+    def enter(self, worker: int) -> None:
+        """`worker` joins; what it pulls is everybody's."""
+
+    def of(self, worker: int) -> list[Flat]:
+        """What `worker` pulls."""
+        return self.flats
+
     def forget(self, worker: int) -> None:
         """A lost worker's statistics no longer count."""
         self.statistics.pop(worker, None)

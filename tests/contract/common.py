@@ -247,6 +247,7 @@ def named(workers: int) -> dict[str, ob.Discipline]:
         "diloco": ob.DiLoCo(2, momentum=0.5),
         "async-local": ob.AsyncLocalSGD(3),
         "fedbuff": ob.FedBuff(min(2, workers), every=2),
+        "gossip": ob.Gossip(),
     }
     return rows
 

@@ -30,6 +30,7 @@ GRADIENTS = {
     "dc": ob.ASP(ob.DelayCompensation(0.5)),
     "dc-adaptive": ob.ASP(ob.AdaptiveDelayCompensation()),
     "gap": ob.ASP(ob.GapAware()),
+    "gossip": ob.Gossip(),
     "accumulated": ob.Discipline(ob.Accumulated(1, 1)),
 }
 # Those that send changes, with what makes the store add the change as it is.

@@ -67,6 +67,29 @@ def test_every_worker_ends_with_the_same_final_model(script: Path, tmp_path: Pat
     assert "identical at all 24 versions" in again.stdout
 
 
+@pytest.mark.parametrize(
+    "words", [("bsp", "--via", "allreduce"), ("local:2", "--via", "allreduce"), ("gossip",)]
+)
+def test_without_common_parameters(script: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    out = tmp_path / "run"
+    done = offbeat("run", "-n", 3, "--sync", *words, "--out", out, script)
+    assert done.returncode == 0, done.stderr
+    ends = re.findall(r"end (\d) (\d+) (\d\.\d+)", done.stdout)
+    assert sorted(rank for rank, _, _ in ends) == ["0", "1", "2"]
+    assert len({total for _, _, total in ends}) == 1
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+    again = offbeat("run", "--replay", out, script)
+    assert again.returncode == 0, again.stderr
+    assert "identical at all" in again.stdout
+
+
+def test_how_contributions_meet_is_for_real_workers(script: Path) -> None:
+    done = offbeat("run", "--engine", "sim", "--via", "allreduce", script)
+    assert done.returncode == 2
+    assert "--via is for real workers: leave it out" in done.stderr
+
+
 def test_a_script_with_a_process_for_each_shard(script: Path, tmp_path: Path) -> None:
     """The command line's number wins over the script's, and a replay has yet another."""
     script.write_text(script.read_text().replace("ob.join()", "ob.join(shards=1)"))

@@ -1,0 +1,213 @@
+"""A link to a server that keeps no parameters: workers add up among themselves, and apply."""
+
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+
+from offbeat.contribution import Contribution
+from offbeat.link.base import Refused
+from offbeat.link.group import Group, Keys, Piece, pieces_of, scaled
+from offbeat.link.memory import Slot
+from offbeat.link.messages import (
+    Again,
+    Apart,
+    Applied,
+    Apply,
+    Go,
+    Here,
+    Knock,
+    Meet,
+    Message,
+    Met,
+    ToWorker,
+    encode,
+    to_store,
+)
+from offbeat.link.shared import M, SharedLink
+from offbeat.log import Part
+from offbeat.replica.stream import Stream
+from offbeat.store.parameters import Parameters
+from offbeat.store.table import Flat
+
+
+class MeetingLink(SharedLink):
+    """A worker's end where contributions meet without a store.
+
+    The worker says when its contribution is made, when it has the mean of all, and when it has
+    applied that. It applies only when the server has heard that everybody has the mean: until
+    then its own contribution is intact, and the round can be added up again without one who died.
+    """
+
+    def __init__(
+        self,
+        wire: socket.socket,
+        slot: Slot,
+        number: int,
+        make: Callable[[Sequence[Flat]], Parameters | None],
+        seconds: float,
+    ):
+        """`make` makes parameters that live in the slot; after `seconds` gloo gives up."""
+        super().__init__(wire, slot)
+        self.number, self.make, self.seconds = number, make, seconds
+        self.parameters: Parameters | None = None
+        self.group: Group | None = None
+        self.meet: Meet | None = None
+        self.payload: list[Flat] | None = None  # of the round, once it is whole
+        self.mean: list[Flat] = []
+        # The slot has what was averaged last, for others to read while the next is under way.
+        self.local = self.averaged = Flat(slot.updater.table)
+        self.pieces: list[Piece] = []
+        self.waits: list[set[str]] = []  # names that each piece still waits for
+        self.given = 0  # pieces of this attempt
+        self.summed = False  # whether all of them have been added up
+        self.bell, self.rope = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(wire, selectors.EVENT_READ)
+        self.selector.register(self.bell, selectors.EVENT_READ)
+
+    def listen(self, stream: Stream | None) -> None:
+        """Give gradients to the others while backward still makes the rest."""
+        if stream is not None:
+            stream.came = self._came
+
+    def join(self) -> int:
+        self.meet = self.payload = None
+        incarnation = super().join()
+        self.parameters = self.make(self.slot.incoming[0])  # not before: others may have read it
+        return incarnation
+
+    def push(self, contribution: Contribution, then_pull: bool) -> None:
+        super().push(contribution, then_pull)
+        assert contribution.payload is not None
+        self.payload = contribution.payload
+        self._give_rest()
+        self._apply(self._awaited())
+
+    def bye(self, figures: dict[str, float]) -> None:
+        self._leave()
+        super().bye(figures)
+
+    def _leave(self) -> None:
+        if self.group is not None:
+            self.group.end(idle=self.summed)
+        self.group = None
+
+    # ------------------------------------------------------------ one round
+
+    def _begin(self, go: Go) -> None:
+        assert self.parameters is not None
+        self.payload, self.meet = None, None
+        if go.fresh:
+            self.slot.home.give(self.parameters.updaters)
+        self.parameters.advance(go.version, go.epoch)
+        if go.meet is not None:
+            self._convene(go.meet)
+
+    def _convene(self, meet: Meet) -> None:
+        """An attempt at a round; if the contribution is whole already, all of it is given anew."""
+        members = [number for number, _ in meet.members]
+        if self.group is None or self.group.number != meet.group:
+            self._leave()
+        self.meet, self.given, self.summed = meet, 0, False
+        if self.group is None and len(members) > 1:
+            keys = Keys(meet.port, self.seconds)
+            self.group = Group(meet.group, members, self.number, keys)
+            self.group.start(lambda reason: self._ring(Apart(meet.group, reason)))
+            # Memory of its own: a group that was left may still write its own.
+            self.mean = [Flat(flat.table) for flat in self.slot.outgoing[0]]
+            self.averaged = Flat(self.slot.updater.table)
+            self.pieces = pieces_of(self.mean)
+        self.waits = [set(piece.names) for piece in self.pieces]
+        if self.payload is not None:
+            self._give_rest()
+
+    def _came(self, name: str) -> None:
+        """A gradient is made: pieces go out in their order, each when it is whole."""
+        if self.meet is None or self.group is None:
+            return
+        for waits in self.waits:
+            waits.discard(name)
+        while self.given < len(self.pieces) and not self.waits[self.given]:
+            self._give(self.slot.outgoing[0])
+
+    def _give(self, payload: Sequence[Flat]) -> None:
+        assert self.group is not None
+        piece = self.pieces[self.given]
+        self.given += 1
+        self.group.add(piece.of(payload), piece.of(self.mean), self._shares())
+
+    def _give_rest(self) -> None:
+        assert self.meet is not None
+        assert self.payload is not None
+        attempt = self.meet.attempt
+        if self.group is None:
+            self.mean, self.averaged = self.payload, self.local
+            self._send(Met(attempt))
+            return
+        while self.given < len(self.pieces):
+            self._give(self.payload)
+        for mine, mean in zip(self.local.spans, self.averaged.spans, strict=True):
+            self.group.add(mine, mean, self._shares(), scaled)
+        self.group.then(lambda: self._ring(Met(attempt)))
+
+    def _shares(self) -> list[float]:
+        assert self.meet is not None
+        total = sum(samples for _, samples in self.meet.members)
+        return [samples / total if total else 0.0 for _, samples in self.meet.members]
+
+    def _apply(self, order: Apply) -> None:
+        assert self.parameters is not None
+        if order.live:
+            one = Part(self.number, 0, 0, 0, [], 1)
+            self.parameters.update([Contribution(one, self.mean, None, frozenset(order.absent))])
+            self.slot.home.keep(self.parameters.updaters)
+            self.slot.updater.copy_(self.averaged)
+        self._send(Applied())
+
+    # ------------------------------------------------------------ packets
+
+    def _ring(self, message: Message) -> None:
+        """Wake this worker from its group's thread."""
+        self.rope.send(encode(message))
+
+    def _awaited(self) -> Apply:
+        """Wait for the server and for the group, whichever comes first."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.fileobj is self.bell:
+                    self._heard(to_store(self.bell.recv(4096)))
+                    continue
+                message = super()._receive()
+                if isinstance(message, Again):
+                    raise Refused
+                if isinstance(message, Apply):
+                    return message
+                assert self._noticed(message), message
+
+    def _heard(self, message: Message) -> None:
+        """Pass on what the group has said, unless it is over with that one."""
+        assert self.meet is not None
+        if isinstance(message, Met) and message.attempt == self.meet.attempt:
+            self.summed = True
+            self._send(message)
+        if isinstance(message, Apart) and message.group == self.meet.group:
+            self._send(message)
+
+    def _noticed(self, message: ToWorker) -> bool:
+        """What the server may say at any time."""
+        if isinstance(message, Meet):
+            self._convene(message)
+        elif isinstance(message, Knock):
+            self._send(Here())
+        return isinstance(message, Meet | Knock)
+
+    def _receive(self) -> ToWorker:
+        while self._noticed(message := super()._receive()):
+            pass
+        return message
+
+    def _await(self, kind: type[M]) -> M:
+        message = super()._await(kind)
+        if isinstance(message, Go):
+            self._begin(message)
+        return message
