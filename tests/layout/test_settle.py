@@ -334,3 +334,19 @@ def test_the_nearest_name_is_suggested() -> None:
         ob.train(
             Tied(3), data, lambda o, t: o.sum() / WORDS, layout="pp=2,split=layer.1", batch_size=4
         )
+
+
+class Halve(nn.Module):
+    """Writes in place what it is given."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value.mul_(0.5)
+
+
+@pytest.mark.parametrize("split", ["time", "count"])
+def test_the_sample_is_not_written_by_blocks_that_write_in_place(split: str) -> None:
+    model = nn.Sequential(Halve(), nn.Linear(WIDTH, WIDTH), Halve(), nn.Linear(WIDTH, 2)).double()
+    sample = rows(8)
+    ob.explain(f"pp=2,split={split}", model, sample)
+    settle(f"pp=2,split={split}", model, LEAD, lambda: sample)
+    assert torch.equal(sample, rows(8))
