@@ -29,7 +29,7 @@ from offbeat.link.peers import MeshPeers
 from offbeat.log import Joined, Lost
 from offbeat.replica.part import ALL, Part, Seat
 from offbeat.replica.turns import Turns
-from tests.contract.common import scratch
+from tests.contract.common import problem, scratch
 from tests.engine.common import Gate, Script, after, assert_exact, children, nothing_left, seen
 
 WIDTH, WORDS, LENGTH = 6, 8, 3
@@ -289,6 +289,22 @@ def test_a_simulated_worker_computes_the_same():
         )
         simulated = ob.train(model, words(), loss, optimizer=ADAM, engine="sim", **alike)
         assert simulated.figures.parameter_hash == real.figures.parameter_hash
+
+
+def test_statistics_are_those_of_a_process_that_is_whole():
+    class Normed(nn.Sequential):
+        layout_shards: ClassVar = {"0": "gathered", "3": "row"}
+
+    model = made(
+        lambda: Normed(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
+    )
+    data, how = problem().data, {"optimizer": ADAM, "workers": 1, "batch_size": 6, "layout": "tp=2"}
+    real = ob.train(model, data, F.mse_loss, engine="local", **how)
+    simulated = ob.train(model, data, F.mse_loss, engine="sim", **how)
+    for name, tensor in real.model.state_dict().items():
+        assert torch.equal(tensor, simulated.model.state_dict()[name]), name
+    assert real.model[1].num_batches_tracked == 4
+    assert not torch.equal(real.model[1].running_mean, model[1].running_mean)
 
 
 def test_verify_compares_all_shards():
