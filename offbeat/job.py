@@ -18,6 +18,7 @@ from offbeat.lease import Leases
 from offbeat.link.mesh import alone
 from offbeat.log import Log
 from offbeat.replica.objective import Loss
+from offbeat.replica.open import OpenPart, OpenReplica
 from offbeat.replica.part import ALL, Part, Seat
 from offbeat.replica.split import PartReplica, parts_of
 from offbeat.replica.turns import Turns
@@ -164,10 +165,9 @@ class Job:
         kind = Replica if not place.alone else TakenReplica
         kind = kind if place.model is None else OwnReplica
         if numbers.cut is not None:
-            replica: Replica = self.make_part(
-                Seat(numbers.cut, ALL, alone(), place.reader or numbers.reader, numbers.loss),
-                place.parameters,
-            )
+            reader = place.reader or numbers.reader
+            seat = Seat(numbers.cut, ALL, alone(), reader, numbers.loss, script=place.model)
+            replica: Replica = self.make_part(seat, place.parameters)
         else:
             replica = kind(
                 numbers.model if place.model is None else place.model,
@@ -185,12 +185,14 @@ class Job:
         numbers = self.content
         shards = seat.cut.shards
         together = shards is not None and seat.process == ALL
-        part = Turns(numbers.model, seat) if together else Part(numbers.model, seat)
         tables = place_tables(parameter_entries(numbers.model), numbers.placement)
+        made = Turns if together else Part if seat.script is None else OpenPart
+        part = made(numbers.model, seat)
         mine = [tables[number] for number in seat.cut.tables_of(part.numbers)]
         if shards is not None and not together:
             mine = parts_of(mine, shards)
-        return PartReplica(part, mine, flats)
+        kind = OpenReplica if isinstance(part, OpenPart) else PartReplica
+        return kind(part, mine, flats)
 
     def make_sender(self, replica: Replica, out: Outs = None) -> Sender:
         """What sends as the discipline asks, over a replica or a part of one."""

@@ -17,8 +17,10 @@ from offbeat.discipline import Discipline
 from offbeat.engine import local_script, torchrun
 from offbeat.engine.alone import AloneSeat
 from offbeat.errors import ConfigError
+from offbeat.layout.value import Layout
 from offbeat.lease import Lease
 from offbeat.log import Listener
+from offbeat.replica.front import Front
 from offbeat.run import Run
 from offbeat.script import Host, Seat, Settings, Wanted, host
 from offbeat.spelling import nearest
@@ -46,6 +48,7 @@ class Defaults(TypedDict, total=False):
     hash_every: int | None
     checkpoint_every: int | None
     listeners: Sequence[Listener]
+    layout: Layout | str | None
 
 
 def join(**defaults: Unpack[Defaults]) -> "Member":
@@ -126,6 +129,12 @@ class Torchrun:
         return defaults
 
     def seat(self, wanted: Wanted) -> Seat:
+        if wanted.settings.layout is not None:
+            raise ConfigError(
+                "torchrun starts a process for each worker, and a layout makes a worker of "
+                f"several: write offbeat run -n {self.workers} --layout "
+                f"{wanted.settings.layout} instead of torchrun"
+            )
         local_script.refuse_several_machines(self.workers, self.local_workers)
         return torchrun.enter(wanted, torchrun.Rank(self.rank, self.workers, self.run, self.port))
 
@@ -163,6 +172,7 @@ class Member:
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         self._seat: Seat | None = None
+        self._front: Front | None = None  # of a model that is split
         self._lease: Lease | None = None
         self._holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
@@ -244,6 +254,8 @@ class Member:
             collate,
         )
         self._seat = self._host.seat(wanted)
+        if self._settings.layout is not None:
+            self._front = Front(self._model)
         return self._each(self._seat)
 
     # ------------------------------------------------------------ the loop
@@ -253,12 +265,16 @@ class Member:
         while self._lease is not None:
             self._epoch = self._lease.epoch
             self._holds = True
-            yield seat.batch(self._lease)
+            batch = seat.batch(self._lease)
+            if self._front is not None:
+                self._front.begin(seat.stages, self._lease)
+            yield batch
             if self._holds:
                 raise ConfigError(
                     "a batch was not followed by optimizer.step(): make one step for each batch; "
                     "to accumulate gradients, use a larger batch_size"
                 )
+        self._close()
 
     def _step(self) -> None:
         if self._seat is None or self._lease is None or not self._holds:
@@ -266,9 +282,18 @@ class Member:
                 "optimizer.step() without a new batch: make one step for each batch, inside "
                 "for x, y in run.batches(dataset, batch_size=32)"
             )
+        if self._front is not None:
+            self._front.check()
         self._holds = False
         loss, self._loss = self._loss, None
         self._lease = self._seat.done(self._lease, loss)
+        if self._lease is None:
+            self._close()
+
+    def _close(self) -> None:
+        """No stages any more: the model computes by itself."""
+        if self._front is not None:
+            self._front.close()
 
     def record(self, loss: Tensor | float) -> None:
         """Tell the log the loss of this batch; to be called before its step."""
@@ -307,6 +332,7 @@ class Member:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close()
         if self._seat is not None:
             self._seat.left(error)
 

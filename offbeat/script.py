@@ -22,10 +22,12 @@ from offbeat.data import Collate, mix
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.errors import RunError
 from offbeat.job import Job, Numbers, Place
+from offbeat.layout.value import Layout, in_halves, replicas_of
 from offbeat.lease import Lease
 from offbeat.link.base import Over, Refused
 from offbeat.log import Listener
 from offbeat.loop import Loop
+from offbeat.replica.front import Stages
 from offbeat.setup import Essentials, describe, describe_optimizer, make_job
 from offbeat.store.core import Store
 from offbeat.store.table import Placement, fingerprint
@@ -51,6 +53,7 @@ class Settings:
     hash_every: int | None = None
     checkpoint_every: int | None = None
     listeners: Sequence[Listener] = ()
+    layout: Layout | str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,15 @@ class Wanted:
         kept = ("codec", "shards", "policies", "nonfinite", "hash_every")
         options = {name: getattr(settings, name) for name in kept}
         mine = ("schedule", "clip", "groups", "shuffle", "collate")
-        return make_job(essentials, options | {name: getattr(self, name) for name in mine})
+        options |= {name: getattr(self, name) for name in mine}
+        return make_job(essentials, options | {"layout": self._layout()})
+
+    def _layout(self) -> Layout | None:
+        layout = self.settings.layout
+        if layout is None:
+            return None
+        replicas_of(layout, self.workers)
+        return in_halves(layout)
 
     def described(self, job: Job) -> dict[str, Any]:
         return describe(job, self.rule)
@@ -114,6 +125,10 @@ class Seat(Protocol):
     """One participant as its script sees it: samples come, steps go."""
 
     rank: int
+
+    @property
+    def stages(self) -> Stages:
+        """What computes the script's model, where that is split."""
 
     @property
     def version(self) -> int:
@@ -221,6 +236,14 @@ def script_worker(
     return worker
 
 
+def stages_of(worker: NumberWorker) -> Stages:
+    """What computes a split model: this process alone, or it and others."""
+    sender = worker.sender
+    computing = sender if isinstance(sender, Stages) else sender.replica
+    assert isinstance(computing, Stages)
+    return computing
+
+
 class LoopSeat:
     """A seat in real time, over a link.
 
@@ -241,6 +264,10 @@ class LoopSeat:
     @property
     def version(self) -> int:
         return self.worker.base
+
+    @property
+    def stages(self) -> Stages:
+        return stages_of(self.worker)
 
     def next(self) -> Lease | None:
         while True:

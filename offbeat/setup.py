@@ -142,6 +142,8 @@ def _cut(
         wanted.optimizer,
     )
     inputs = partial(_inputs, reader, wanted.batch_size)
+    if wanted.loss is None:
+        inputs = partial(_guessed, reader, wanted.batch_size, model)
     cut = settle(layout, model, around, inputs)
     if cut.shards is not None:
         sample = inputs()
@@ -153,6 +155,18 @@ def _inputs(reader: Reader, count: int) -> Any:
     batch = objective.first_batch(reader, count)
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ConfigError("a layout needs batches of (inputs, target): pass collate=")
+    return batch[0]
+
+
+def _guessed(reader: Reader, count: int, model: nn.Module) -> Any:
+    """What a script may well pass to its model: the first of a pair; None if that does not fit."""
+    batch = objective.first_batch(reader, count)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        return None
+    try:
+        objective.check(model, reader, lambda *_: torch.zeros(()), min(count, len(reader)))
+    except ConfigError:
+        return None
     return batch[0]
 
 

@@ -20,7 +20,7 @@ from offbeat.engine.verify import verify
 from offbeat.errors import ConfigError
 from offbeat.job import Job, Numbers
 from offbeat.kept import Kept, begin_with
-from offbeat.layout.value import Layout, as_layout
+from offbeat.layout.value import replicas_of
 from offbeat.log import Listener
 from offbeat.pace import emulated
 from offbeat.replica.evaluate import Evaluator
@@ -84,7 +84,7 @@ def train(
             "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
             "to slow down real workers"
         )
-    workers = _replicas(options.get("layout"), workers, cluster)
+    workers = replicas_of(options.get("layout"), workers)
     local = _local(options, engine, workers)
     simulated = _cluster(cluster, workers)
     every = options.pop("evaluate_every", None)
@@ -136,22 +136,6 @@ def train(
         log.listeners += [tally, *listeners]
         with log.followed(store, job.samples * job.epochs):
             return _simulate(job, simulated, session, kept, tally)
-
-
-def _replicas(
-    layout: Layout | str | None, workers: int | None, cluster: Cluster | str | None
-) -> int | None:
-    """A worker is a replica, and a layout may say how many there are, or leave it to a cluster."""
-    if layout is None:
-        return workers
-    replicas = as_layout(layout).replicas
-    if replicas == 1 and cluster is not None:
-        return workers
-    if workers is not None and replicas not in (1, workers):
-        raise ConfigError(
-            f"workers={workers}, but the layout has replicas={replicas}: leave one of them out"
-        )
-    return replicas if workers is None else workers
 
 
 def _local(options: TrainOptions, engine: str, workers: int | None) -> Local | None:

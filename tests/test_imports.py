@@ -71,6 +71,14 @@ LAYERS: dict[str, set[str]] = {
         *("lease", "store.table", "replica.part", "replica.stream", "replica.whole"),
         "layout.shards",
     },
+    "replica.open": {
+        *("lease", "layout.schedule", "layout.tree", "store.table"),
+        *("replica.part", "replica.passes", "replica.split"),
+    },
+    "replica.front": {
+        *("errors", "lease", "layout.tree"),
+        *("replica.open", "replica.part", "replica.passes"),
+    },
     "store.updater": {"errors", "choices", "discipline", "optim", "task", "store.table"},
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
@@ -98,6 +106,7 @@ LAYERS: dict[str, set[str]] = {
         "board",
         *("errors", "choices", "discipline", "lease", "data", "codec", "log", "send", "worker"),
         *("replica.objective", "replica.whole", "replica.part", "replica.split", "replica.turns"),
+        *("replica.objective", "replica.whole", "replica.part", "replica.split", "replica.open"),
         *("layout.cut", "link.mesh"),
         *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
     },
@@ -163,6 +172,7 @@ LAYERS: dict[str, set[str]] = {
     "engine.team": {
         *("errors", "contribution", "lease", "send", "store.table", "link", "replica.split"),
         *("engine.process", "engine.bench"),
+        *("replica.open", "engine.process"),
     },
     "engine.flow": {
         *("contribution", "lease", "loop", "send", "worker", "store.table", "link"),
@@ -185,6 +195,10 @@ LAYERS: dict[str, set[str]] = {
         *("store.parameters", "store.table"),
     },
     "engine.keep": {"link.memory", "store.checkpoint"},
+    "engine.open_team": {
+        *("job", "worker", "store.core", "link.mesh", "engine"),
+        *("replica.open", "replica.part", "replica.passes"),
+    },
     "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
@@ -206,6 +220,7 @@ LAYERS: dict[str, set[str]] = {
     "script": {
         *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
         *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
+        *("layout.value", "replica.front"),
     },
     "kept": {
         *("errors", "job", "log", "run", "setup", "report.summary"),
@@ -219,10 +234,11 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
         *("session", "setup", "replay", "script", "kept", "report.summary"),
         *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state"),
+        "replica.front",
     },
     "join": {
         *("errors", "spelling", "discipline", "codec", "data", "lease", "log", "task", "run"),
-        *("script", "engine", "store.table", "store.updater"),
+        *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
     },
     "engine.sim": {
         *("errors", "choices", "pace", "cluster", "contribution", "job", "send", "worker"),

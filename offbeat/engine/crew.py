@@ -17,6 +17,7 @@ from offbeat.engine.blame import SERVER
 from offbeat.engine.hand import Hand
 from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
+from offbeat.engine.open_team import OpenSplit
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
 from offbeat.engine.rounds import Bereft, Rounds
 from offbeat.engine.server import Server, Watch
@@ -266,15 +267,23 @@ class Crew:
 
     # ------------------------------------------------------------ a worker
 
-    def station(self, number: int, wire: socket.socket, make: Make | None = None) -> Station:
-        """A worker's place; `make` makes another kind of worker."""
+    def station(
+        self,
+        number: int,
+        wire: socket.socket,
+        make: Make | None = None,
+        script: nn.Module | None = None,
+    ) -> Station:
+        """A worker's place; `make` makes another kind of worker, over the model of a `script`."""
         local = self.local
         least = local.emulate[number] if local.emulate else 0.0
         slot = self.shared.slots[number]
         if self.split:
             assert self.content.cut is not None
-            posts = self.shared.posts[number]
-            split = SplitReplica(self.job, self.content.cut, slot, posts, self.buffers, least)
+            what = (self.job, self.content.cut, slot, self.shared.posts[number], self.buffers)
+            split = SplitReplica(*what, least)
+            if script is not None:
+                split = OpenSplit(*what, least, script)
             team = split.team(number, wire, self.threads(number))
             habits = Habits(self.store.discipline, self.job.seed, 0.0, local.overlap)
             build = partial(split.make, team, self.store, number)

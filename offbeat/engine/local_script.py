@@ -42,7 +42,7 @@ class ProcessSeat(LoopSeat):
         if isinstance(over, Stopped):
             raise KeyboardInterrupt
         replica = self.worker.sender.replica
-        replica.bind([flat.clone() for flat in replica.flats])
+        replica.move_out()
         self.crew.tested_into(replica.model)
         return int(self.crew.shared.counts[Counts.VERSION])
 
@@ -112,7 +112,7 @@ def start(
     except InWorker as here:
         torch.set_num_threads(crew.threads(here.number))
         make = partial(make_script_worker, wanted, job)
-        station = crew.station(here.number, here.wire, make)
+        station = crew.station(here.number, here.wire, make, wanted.model)
         return ForkedSeat(here.number, station, crew, here.inside)
 
 

@@ -22,9 +22,10 @@ from offbeat.kept import Kept
 from offbeat.lease import Lease
 from offbeat.log import Listener
 from offbeat.replay import Replay, follow
+from offbeat.replica.front import Stages
 from offbeat.report.summary import Tally
 from offbeat.run import Run
-from offbeat.script import Script, Settings, Wanted, host, reseed, script_worker
+from offbeat.script import Script, Settings, Wanted, host, reseed, script_worker, stages_of
 from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import first_difference
 from offbeat.store.checkpoint import RunFolder
@@ -137,6 +138,11 @@ class Player:
         return
 
     @property
+    def stages(self) -> Stages:
+        assert isinstance(self.worker, NumberWorker)
+        return stages_of(self.worker)
+
+    @property
     def version(self) -> int:
         return 0 if self.worker is None else self.worker.base
 
@@ -172,7 +178,8 @@ class ScriptWorker(NumberWorker):
         for lease in computed:
             self.sender.begin()
             if self.restored:  # a script begins without gradients
-                self.sender.replica.model.zero_grad()
+                for parameter in self.sender.replica.parameters.values():
+                    parameter.grad = None
                 self.restored = False
             self.finish(lease, self.compute(lease))
         return computed
@@ -364,6 +371,7 @@ def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     config = folder.config()
     named = ("discipline", "seed", "codec", "nonfinite", "hash_every", "shards", "policies")
     asked = {key: config[key] for key in named} | {"out": None, "resume": False}
+    asked["layout"] = config.get("layout")
     with Stage(script, config["workers"], asked) as stage:
         torch.set_num_threads(config.get("threads", 1))  # as many as each worker had
         _, job = stage.open()

@@ -60,11 +60,14 @@ class SplitReplica:
         mesh.waits = self.posts.writer(process, lambda: share.steps)
         return share
 
+    def seat(self, process: int, mesh: Mesh) -> Seat:
+        content = self.job.content
+        assert isinstance(content, Numbers)
+        return Seat(self.cut, process, mesh, content.reader, content.loss, self.least)
+
     def _share(self, process: int, mesh: Mesh) -> Share:
-        job = self.job
-        assert isinstance(job.content, Numbers)
-        cut, tables = self.cut, self.cut.tables_of(self.cut.stages_of(process))
-        seat = Seat(cut, process, mesh, job.content.reader, job.content.loss, self.least)
+        job, seat, cut = self.job, self.seat(process, mesh), self.cut
+        tables = cut.tables_of(cut.stages_of(process))
         bench = Bench(self.slot, tables)
         if cut.shards is not None:
             peers = MeshPeers(mesh, cut.peers_of(process))

@@ -16,6 +16,7 @@ from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.memory import Slot
 from offbeat.link.mesh import Mesh, Parted, Tag, Wires
+from offbeat.replica.open import Asked
 from offbeat.replica.split import PartReplica
 from offbeat.send import Sender
 from offbeat.store.table import Flat
@@ -41,6 +42,24 @@ class Step(Order):
     """Compute a lease, each its part."""
 
     lease: Lease
+
+
+class Start(Order):
+    """A step is about to be computed by a script's own loop."""
+
+
+class Forward(Order):
+    """Send a script's batch through the stages; the leader has it."""
+
+    asked: Asked
+
+
+class Backward(Order):
+    """Bring the gradients of that batch back; the leader has those of its output."""
+
+
+class Finish(Order):
+    """The gradient of a script's step lies on the parameters."""
 
 
 class Contribute(Order):
@@ -78,7 +97,8 @@ class Answer(msgspec.Struct, array_like=True):
     figures: dict[str, float] = {}
 
 
-Orders = Begin | Still | Step | Contribute | Accept | Recover | Run | Leave
+Halves = Start | Forward | Backward | Finish
+Orders = Begin | Still | Step | Halves | Contribute | Accept | Recover | Run | Leave
 _encode = msgspec.msgpack.Encoder().encode
 _orders = msgspec.msgpack.Decoder(list[Orders]).decode
 _answer = msgspec.msgpack.Decoder(Answer).decode

@@ -37,7 +37,7 @@ class Around:
 
 
 def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callable[[], Any]) -> Cut:
-    """Where `model` is cut; `sample` gives what the model takes for one batch."""
+    """Where `model` is cut; `sample` gives what the model takes for one batch, None if unknown."""
     layout = replace(as_layout(asked), replicas=1)
     _check_around(layout, around)
     blocks = check(layout, model, around.batch_size)
@@ -46,8 +46,16 @@ def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callab
         cut = replace(Cut.of(layout, model, blocks, (0,)), shards=shared)
         _check_cut(cut, around)
         return cut
-    inputs = _whole(sample(), around.batch_size)
-    check_same(model, blocks, head(inputs, layout.microbatch(batch_size(inputs))))
+    inputs = sample()
+    if inputs is not None:
+        inputs = _whole(inputs, around.batch_size)
+        check_same(model, blocks, head(inputs, layout.microbatch(batch_size(inputs))))
+    elif layout.split in ("time", "parameters"):
+        raise ConfigError(
+            f"split={layout.split} measures the model with the first of a pair (inputs, target), "
+            "and the model does not take what the dataset has there: write split=count, or the "
+            "names of blocks"
+        )
     predicted = None
     if layout.split == "count":
         starts = evenly([1.0] * len(blocks), layout.stages)

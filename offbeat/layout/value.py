@@ -12,6 +12,7 @@ SCHEDULES = ("layers", "gpipe", "1f1b", "interleaved", "zero-bubble", "stash", "
 ASYNCHRONOUS = ("stash", "2bw")
 SPLITS = ("time", "parameters", "count")
 PRECISIONS = ("float32", "bf16", "fp16")
+_DEFAULT = "1f1b"
 CHUNKS = 2  # stages of a process under `interleaved`, unless said: interleaved:3
 JOIN = "+"  # between the names of a split
 
@@ -28,7 +29,7 @@ class Layout:
     replicas: int = 1
     pp: int = 1
     tp: int = 1
-    schedule: str = "1f1b"
+    schedule: str = _DEFAULT
     microbatches: int | None = None
     split: str | Sequence[str] = "time"
     precision: str = "float32"
@@ -200,6 +201,37 @@ def as_layout(value: Layout | str) -> Layout:
         f"a layout must be an ob.Layout or a string such as 'pp=2,microbatches=8', "
         f"not {type(value).__name__}"
     )
+
+
+def in_halves(value: Layout | str) -> Layout:
+    """The layout of a script, which computes its loss between the passes of the whole batch.
+
+    That is the order of GPipe, which is also what a layout without a schedule means there.
+    """
+    if isinstance(value, str) and "schedule=" not in value:
+        return Layout.parse(f"{value},schedule=gpipe")
+    layout = as_layout(value)
+    if not isinstance(value, str) and layout.schedule == _DEFAULT:
+        return replace(layout, schedule="gpipe")
+    if layout.schedule not in ("layers", "gpipe"):
+        raise ConfigError(
+            f"schedule={layout.schedule} sends microbatches back before all have gone forward, "
+            "and a script computes its loss when all have: write schedule=gpipe or layers, or "
+            "use ob.train"
+        )
+    return layout
+
+
+def replicas_of(layout: Layout | str | None, workers: int | None) -> int | None:
+    """A worker is a replica, and a layout may say how many there are."""
+    if layout is None:
+        return workers
+    replicas = as_layout(layout).replicas
+    if workers is not None and replicas not in (1, workers):
+        raise ConfigError(
+            f"workers={workers}, but the layout has replicas={replicas}: leave one of them out"
+        )
+    return replicas if workers is None else workers
 
 
 def _whole(name: str, value: Any) -> None:

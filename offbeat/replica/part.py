@@ -19,7 +19,7 @@ from offbeat.lease import Lease
 from offbeat.link.mesh import Mesh, Tag
 from offbeat.link.peers import Peers
 from offbeat.replica.objective import BatchLoss, Loss
-from offbeat.replica.passes import Passes
+from offbeat.replica.passes import Cost, Gradients, Passes
 from offbeat.replica.scale import new_scale
 from offbeat.replica.tensor import share
 
@@ -40,6 +40,7 @@ class Seat:
     loss: Loss
     least: float = 0.0  # seconds that the passes of a step take at the least
     peers: Peers | None = None  # who has the other shards of the same stages
+    script: nn.Module | None = None  # the model that a script holds, where it computes the loss
 
 
 class Microbatch(NamedTuple):
@@ -177,7 +178,7 @@ class Part:
         one = Microbatch(lease, op.microbatch, len(pieces), *pieces[op.microbatch])
         out = self.pass_forward(self.passes[op.stage], op.stage, op.microbatch, one, batch, value)
         if op.stage == self.last:
-            return float(out.item())
+            return self._ended(op, out)
         self._send(op.stage + 1, (ONWARD, op.stage + 1, op.microbatch), out)
         return None
 
@@ -196,19 +197,26 @@ class Part:
         torch.default_generator.manual_seed(
             mix(self.seat.reader.seed, 4, lease.epoch, lease.start, stage, one.number)
         )
-        cost = None
         if stage == 0:
             value = _cut(batch[0], one.start, one.stop)
-        if stage == self.last:
-            target, share = _cut(batch[1], one.start, one.stop), one.share
-
-            def cost(output: Any) -> Tensor:
-                assert not isinstance(self.seat.loss, BatchLoss)
-                return self.seat.loss(output, target) * share
-
+        cost = self._cost(one, batch) if stage == self.last else None
         out = passes.forward(key, value, cost)
         self._spent(since, 1 / 3, one.pieces)
         return out
+
+    def _cost(self, one: Microbatch, batch: Any) -> Cost | None:
+        """What the last stage makes of its output: a share of the loss."""
+        target, share = _cut(batch[1], one.start, one.stop), one.share
+
+        def cost(output: Any) -> Tensor:
+            assert not isinstance(self.seat.loss, BatchLoss)
+            return self.seat.loss(output, target) * share
+
+        return cost
+
+    def _ended(self, op: Op, out: Any) -> float | None:
+        """A microbatch has come through the last stage."""
+        return float(out.item())
 
     def _backward(self, op: Op, pieces: int) -> None:
         passes, key = self.passes[op.stage], op.microbatch
@@ -218,14 +226,24 @@ class Part:
             passes.backward_weight(key)
             self._spent(since, 1 / 3, pieces)
             return
-        gradients = []
-        if op.stage < self.last:
-            gradients = self._receive(op.stage + 1, (BACK, op.stage, key))
+        gradients = self._gradients(op)
         since = time.perf_counter()
         made = (passes.backward_input if split else passes.backward)(key, gradients)
         self._spent(since, (1 if split else 2) / 3, pieces)
         if op.stage:
             self._send(op.stage - 1, (BACK, op.stage - 1, key), made)
+        else:
+            self._returned(op, made)
+
+    def _gradients(self, op: Op) -> Gradients:
+        """What to descend from; the last stage has its loss for that."""
+        if op.stage == self.last:
+            return []
+        gradients: Gradients = self._receive(op.stage + 1, (BACK, op.stage, op.microbatch))
+        return gradients
+
+    def _returned(self, op: Op, gradients: Gradients) -> None:
+        """A microbatch has come back through the first stage; nobody asks what its inputs get."""
 
     def _spent(self, since: float, share: float, pieces: int) -> None:
         """A pass is done; with emulated speeds it takes its share of the step at the least."""

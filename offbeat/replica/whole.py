@@ -108,6 +108,10 @@ class Replica:
         for mine, theirs in zip(self.flats, parameters, strict=True):
             mine.copy_(theirs)
 
+    def move_out(self) -> None:
+        """Let the parameters lie where nobody else writes."""
+        self.bind([flat.clone() for flat in self.flats])
+
     def statistics(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
         """Copies of the buffers that the store averages for evaluation."""
         if not entries:
