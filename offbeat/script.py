@@ -100,11 +100,11 @@ class Wanted:
         return make_job(essentials, options | {"layout": self._layout()})
 
     def _layout(self) -> Layout | None:
-        layout = self.settings.layout
-        if layout is None:
+        if self.settings.layout is None:
             return None
+        layout = in_halves(self.settings.layout)
         replicas_of(layout, self.workers)
-        return in_halves(layout)
+        return layout
 
     def described(self, job: Job) -> dict[str, Any]:
         return describe(job, self.rule)
