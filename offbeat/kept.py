@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from offbeat.errors import CheckpointError, ConfigError, RunError
 from offbeat.job import Job, Numbers
 from offbeat.log import Log, read
+from offbeat.report.split import layout_figures
 from offbeat.report.summary import History, Summary, Tally
 from offbeat.run import Run
 from offbeat.setup import first_difference
@@ -71,6 +72,8 @@ class Kept:
             {"store": store.parameters.nbytes, "worker": worker},
             store.parameters.digest(),
         )
+        assert isinstance(job.content, Numbers)
+        summary.layout = layout_figures(job.content.cut, job.workers)
         model = job.export(store)
         assert model is not None
         return self.write(model, tally.history, summary)

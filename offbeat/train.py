@@ -84,9 +84,11 @@ def train(
             "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
             "to slow down real workers"
         )
-    workers = replicas_of(options.get("layout"), workers)
+    if cluster is None:
+        workers = replicas_of(options.get("layout"), workers)
     local = _local(options, engine, workers)
     simulated = _cluster(cluster, workers)
+    replicas_of(options.get("layout"), len(simulated))
     every = options.pop("evaluate_every", None)
     checkpoint_every = options.pop("checkpoint_every", None)
     listeners = options.pop("listeners", ())

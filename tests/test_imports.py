@@ -205,7 +205,9 @@ LAYERS: dict[str, set[str]] = {
         *("link", "engine", "replica.evaluate"),
         "store",
     },
-    "engine.local": {"errors", "log", "kept", "run", "report.summary", "engine"},
+    "engine.local": {
+        *("errors", "log", "kept", "run", "report.summary", "report.split", "engine"),
+    },
     "engine.station": {
         *("choices", "discipline", "job", "worker", "prefetch", "loop", "link", "engine.flow"),
     },
@@ -223,7 +225,7 @@ LAYERS: dict[str, set[str]] = {
         *("layout.value", "replica.front"),
     },
     "kept": {
-        *("errors", "job", "log", "run", "setup", "report.summary"),
+        *("errors", "job", "log", "run", "setup", "report.summary", "report.split"),
         *("store.checkpoint", "store.core", "store.parameters", "store.table"),
     },
     "engine.alone": {
@@ -249,6 +251,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "report": set(),
     "report.summary": {"log"},
+    "report.split": {"layout.cut", "report.summary"},
     "report.timeline": {"lease", "log"},
     "report.recount": {"lease"},
     "report.digest": {
@@ -302,7 +305,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "compare": {
         *("errors", "spelling", "choices", "discipline", "task", "pace", "cluster", "log"),
-        *("setup", "train", "report", "store.checkpoint"),
+        *("setup", "train", "report", "store.checkpoint", "layout"),
     },
     "doctor": {"report.tables", "store.checkpoint"},
     "cost": {

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -14,20 +15,19 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.cli import options
+from offbeat.cli.layout_run import sample_of, show_run
 from offbeat.cli.output import print_json
 from offbeat.cli.source import source
-from offbeat.data import Reader
 from offbeat.errors import ConfigError
 from offbeat.layout.explain import Explanation, explain
 from offbeat.layout.plan import StageFigures
 from offbeat.layout.value import Layout
-from offbeat.replica.objective import BatchLoss
 from offbeat.report.tables import console, rate, seconds, share, size
-from offbeat.task import Task
 
 HOW = "Predicted from blocks measured one by one in this process; nothing else was started."
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
+_RUN_DIR = typer.Argument(help="Or the folder of a run that had one.", metavar="[RUN_DIR]")
 _LAYOUT = typer.Option("--layout", help="How a replica is split.", metavar="pp=2,microbatches=8")
 _SPEEDS = typer.Option(
     help="Of a replica's processes in the order of their stages; 1 is as fast as here.",
@@ -39,7 +39,8 @@ _MEMORY = typer.Option(help="The most that one process may hold.", metavar="500M
 
 
 def layout(
-    layout: Annotated[str, _LAYOUT],
+    run_dir: Annotated[Path | None, _RUN_DIR] = None,
+    layout: Annotated[str | None, _LAYOUT] = None,
     recipe: options.Recipe = None,
     option: options.Option = None,
     script: options.Script = None,
@@ -51,7 +52,17 @@ def layout(
     threads: Annotated[int | None, _THREADS] = None,
     json: options.Json = False,
 ) -> None:
-    """Predict time, idle share, memory and communication of a model split over processes."""
+    """Predict time, idle share, memory and communication of a model split over processes.
+
+    With the folder of a run that was split: what was predicted beside what was measured.
+    """
+    if run_dir is not None:
+        if layout is not None or speeds is not None or memory is not None:
+            raise ConfigError(f"{run_dir} has its own layout: leave --layout and machines out")
+        show_run(run_dir, script, json)
+        return
+    if layout is None:
+        raise ConfigError("which layout? Write --layout pp=2, or the folder of a run that has one")
     asked = Layout.parse(layout)
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads must be at least 1, not {threads}")
@@ -66,7 +77,7 @@ def layout(
     threads = threads or max(1, before // asked.processes)
     torch.set_num_threads(threads)
     try:
-        sample = _sample(task, task.batch_size if batch_size is None else batch_size)
+        sample = sample_of(task, task.batch_size if batch_size is None else batch_size)
         found = explain(asked, task.model, sample, optimizer=task.optimizer, **machines)
     except Exception as error:
         origin.blame(error)
@@ -80,22 +91,6 @@ def layout(
     screen.print(f"{found.layout} for {origin}", soft_wrap=True, markup=False)
     screen.print()
     screen.print(shown(found, asked, threads))
-
-
-def _sample(task: Task, count: int) -> Any:
-    """The inputs of the first batch of the task."""
-    reader = Reader(task.data, shuffle=False)
-    if not 1 <= count <= len(reader):
-        raise ConfigError(
-            f"--batch-size must be from 1 to the {len(reader)} samples of the data, not {count}"
-        )
-    batch = reader.fetch(torch.arange(count))
-    if isinstance(task.loss, BatchLoss) or not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise ConfigError(
-            "the task's batches are not (inputs, target), so it is not known what the model takes: "
-            "use ob.explain(layout, model, sample) in Python"
-        )
-    return batch[0]
 
 
 def _numbers(text: str) -> list[float]:

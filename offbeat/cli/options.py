@@ -57,6 +57,10 @@ Rate = Annotated[float | None, _in(TRAINING, "Learning rate; else the task's own
 Codec = Annotated[
     str | None, _in(TRAINING, "Make contributions smaller: bf16, int8, topk:0.01, ...")
 ]
+Layout = Annotated[
+    str | None,
+    _in(TRAINING, "How each replica is split over processes.", metavar="pp=2,microbatches=8"),
+]
 Shards = Annotated[int, _in(TRAINING, "Parts of the store.")]
 Seed = Annotated[int, _in(TRAINING, "Of initial weights, order and simulated times.")]
 EvaluateEvery = Annotated[int | None, _in(TRAINING, "Samples between two tests; else one epoch.")]

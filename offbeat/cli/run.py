@@ -22,6 +22,7 @@ from offbeat.discipline import parse
 from offbeat.engine.sim_script import replay_script, simulate_script
 from offbeat.errors import ConfigError, OffbeatError, RunError
 from offbeat.join import Finished, Launched
+from offbeat.layout.value import in_halves, replicas_of
 from offbeat.log import Listener
 from offbeat.pace import emulated
 from offbeat.report.live import Progress
@@ -64,6 +65,7 @@ def run(
     shards: Annotated[
         int | None, _training("Parts of the store, each with a process; else the script's.")
     ] = None,
+    layout: options.Layout = None,
     seed: Annotated[int | None, _training("Of order and times; else the script's.")] = None,
     out: options.Out = None,
     resume: options.Resume = False,
@@ -85,7 +87,7 @@ def run(
     what = Script(script, tuple(arguments or ()))
     if not script.is_file():
         raise ConfigError(f"there is no file {script}: write offbeat run [OPTIONS] train.py")
-    given = {"codec": codec, "seed": seed, "out": out, "patience": patience}
+    given = {"codec": codec, "seed": seed, "out": out, "patience": patience, "layout": layout}
     given |= {"checkpoint_every": checkpoint_every, "shards": shards}
     given["via"] = None if via is None else via.value
     asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -100,6 +102,8 @@ def run(
             found = replay_script(what, RunFolder(replay))
         show_replay(found, replay, json)
         return
+    if layout is not None:
+        workers = replicas_of(in_halves(layout), workers or _named(cluster, emulate))
     sim = engine is Engine.SIM or (engine is None and cluster is not None)
     if sim and (emulate or patience or via):
         word = "emulate" if emulate else "patience" if patience else "via"
@@ -122,6 +126,13 @@ def run(
     _show(result, what, json)
 
 
+def _named(cluster: str | None, emulate: str | None) -> int | None:
+    """How many workers a cluster or a list of times is for."""
+    if cluster is not None:
+        return len(Cluster.read(cluster))
+    return emulate.count(",") + 1 if emulate is not None and "," in emulate else None
+
+
 def _cluster(text: str | None, workers: int | None) -> Cluster:
     if text is None:
         return Cluster.equal(4 if workers is None else workers)
@@ -142,7 +153,7 @@ def _local(
 ) -> Run:
     """Play the script here; it forks at its first batch, and only the launcher comes back."""
     if workers is None:
-        workers = 4 if emulate is None or "," not in emulate else emulate.count(",") + 1
+        workers = _named(None, emulate) or 4
     least = None if emulate is None else emulated(emulate, workers)
     launched = Launched(at_least("workers", workers, 1), asked, least, (progress, *others))
     torch.set_num_threads(1)  # until the workers are there, who then share the cores

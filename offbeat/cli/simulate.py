@@ -16,6 +16,7 @@ from offbeat.cli.trackers import trackers
 from offbeat.cost import estimate
 from offbeat.discipline import parse
 from offbeat.errors import ConfigError
+from offbeat.layout.value import replicas_of
 from offbeat.report.live import Progress
 from offbeat.report.summary import Summary
 from offbeat.report.tables import console, run_table, seconds, share
@@ -36,6 +37,7 @@ def simulate(
     epochs: options.Epochs = None,
     lr: options.Rate = None,
     codec: options.Codec = None,
+    layout: options.Layout = None,
     shards: options.Shards = 1,
     seed: options.Seed = 0,
     evaluate_every: options.EvaluateEvery = None,
@@ -53,7 +55,7 @@ def simulate(
 ) -> None:
     """Train on a simulated cluster: real gradients, virtual time."""
     discipline = parse(sync)
-    place = _cluster(cluster, workers)
+    place = _cluster(cluster, replicas_of(layout, workers) if cluster is None else workers)
     title = f"{sync}, {len(place)} workers"
     watches = [Watch(title, virtual=True)] if watch else []
     with Progress(title, virtual=True) as progress:
@@ -82,6 +84,7 @@ def simulate(
             "evaluate_every": evaluate_every,
             "checkpoint_every": checkpoint_every,
             "codec": codec,
+            "layout": layout,
         }
         try:
             run = train(
@@ -113,7 +116,7 @@ def simulate(
 
 
 _TRAINING_ONLY = (
-    *("recipe", "option", "script", "epochs", "lr", "codec", "out", "resume"),
+    *("recipe", "option", "script", "epochs", "lr", "codec", "layout", "out", "resume"),
     *("evaluate_every", "checkpoint_every", "tensorboard", "csv"),
 )
 

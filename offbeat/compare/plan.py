@@ -11,6 +11,7 @@ from offbeat.compare.speeds import Here, Simulated, Speeds
 from offbeat.compare.spell import read_disciplines
 from offbeat.discipline import parse
 from offbeat.errors import ConfigError
+from offbeat.layout.value import as_layout
 from offbeat.report.grid import counted
 from offbeat.task import OptimizerFactory, Task
 
@@ -54,6 +55,7 @@ class Plan:
     sync: Sequence[str] = ("bsp", "ssp:3", "asp", "local:16", "asup")
     devices: Sequence[int] = (1, 2, 4)
     on: Speeds = field(default_factory=Here)
+    layout: str | None = None  # of every replica; a device is then one replica
     batch_size: int | None = None  # 128, or less where that is more than the data can feed
     epochs: int | None = None  # enough for 500 steps of one device
     evaluate_every: int | None = None  # samples; once an epoch, and ten times a run at the least
@@ -77,6 +79,11 @@ class Plan:
         if self.target is not None and not 0 < self.target <= 1:
             raise ConfigError(f"target is a share such as 0.9, not {self.target!r}")
         self.on.check(self.devices[-1])
+        if self.layout is not None and as_layout(self.layout).replicas > 1:
+            raise ConfigError(
+                f"the layout has replicas={as_layout(self.layout).replicas}, and devices say how "
+                "many there are: leave replicas out"
+            )
         self._check_rates()
         for name in self.sync:
             reasons = [self.impossible(Point(name, devices)) for devices in self.devices]
@@ -141,6 +148,9 @@ class Plan:
         """The same plan with every number chosen, for a dataset of so many samples."""
         most = self.devices[-1]
         batch = self.batch_size or max(1, min(BATCH, samples // most))
+        if self.layout is not None and self.batch_size is None:
+            pieces = as_layout(self.layout).pieces  # a batch divides into microbatches
+            batch = max(pieces, batch // pieces * pieces)
         if batch * most > samples:
             fits = samples // most
             smaller = f"use a batch size of {fits} or less, or " if fits else ""
@@ -157,6 +167,7 @@ class Plan:
         return {
             "engine": "sim" if isinstance(self.on, Simulated) else "local",
             "straggler": self.on.straggler,
+            "layout": self.layout,
             "batch_size": self.batch_size,
             "epochs": self.epochs,
             "evaluate_every": self.evaluate_every,

@@ -12,6 +12,7 @@ from offbeat.compare.source import Given, Source
 from offbeat.compare.watch import Watcher
 from offbeat.discipline import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
+from offbeat.layout.explain import check
 from offbeat.log import Listener
 from offbeat.report.digest import digest
 from offbeat.report.grid import Cell, Grid
@@ -65,6 +66,8 @@ class _Runner:
         self.tasks: tuple[int, Task] | None = None
         self.samples = len(self.task(plan.seed).data)  # type: ignore[arg-type]
         self.plan = plan.fitted(self.samples)
+        if self.plan.layout is not None and self.plan.batch_size is not None:
+            check(self.plan.layout, self.task(plan.seed).model, self.plan.batch_size)
         self.impossible = {p: why for p in plan.points() if (why := plan.impossible(p))}
         for name in plan.sync:  # now, to find what does not fit before anything is run
             self.plan.optimizer(self.task(plan.seed), name)
@@ -136,6 +139,7 @@ class _Runner:
                 evaluate_every=self.plan.evaluate_every or self.samples,
                 listeners=self.listeners,
                 origin=self.source.origin(self.seed(point)),
+                layout=self.plan.layout,
                 **self.plan.on.options(point.devices),
             )
         except Exception as error:
@@ -200,4 +204,6 @@ class _Runner:
             "learning rate": ", ".join(rates) if rates else usual,
             "seed": str(plan.seed),
         }
+        if plan.layout is not None:
+            found["layout"] = f"{plan.layout} for the replica of every device"
         return found if plan.repeat == 1 else found | {"repeats": str(plan.repeat)}

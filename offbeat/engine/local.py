@@ -30,6 +30,7 @@ from offbeat.engine.steward import Lived
 from offbeat.errors import RunError
 from offbeat.kept import Kept, Saved
 from offbeat.log import Admitted, Entry, Evaluated, Listener, Updated, decode
+from offbeat.report.split import layout_figures
 from offbeat.report.summary import Tally
 from offbeat.run import Interrupted, Run
 
@@ -382,5 +383,8 @@ def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     name = str(crew.job.discipline)
     summary = tally.summary(name, "local", done.ledger, memory, done.hash, overlap)
     summary.emulated = list(crew.local.emulate or ())
+    summary.layout = layout_figures(crew.content.cut, crew.workers, list(words))
+    if summary.layout is not None and crew.local.emulate:  # the prediction is of real speeds
+        summary.layout.predicted_seconds = summary.layout.predicted_idle_share = None
     model = crew.tested_into(copy.deepcopy(crew.content.model))
     return kept.write(model, tally.history, summary)

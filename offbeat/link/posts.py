@@ -7,7 +7,9 @@ from offbeat.link.mesh import Tag
 
 FIELDS = 6  # of each process
 WAITS, KIND, STAGE, NUMBER, OTHER, STEP = range(FIELDS)
-KINDS = ("activation", "gradient", "tied gradient", "order", "answer", "made", "shard")
+KINDS = (
+    *("activation", "gradient", "tied gradient", "order", "answer", "made", "shard", "output"),
+)
 
 
 class Posts:
@@ -49,6 +51,7 @@ def _waits(process: int, row: Sequence[int]) -> str:
         "activation": f"activation {number} for stage {stage}",
         "gradient": f"gradient {number} for stage {stage}",
         "tied gradient": f"the tied gradient of stage {number}",
+        "output": f"output {number}",
         "order": "an order",
         "shard": "its share of a module",
     }.get(kind, "an answer")

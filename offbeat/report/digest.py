@@ -22,13 +22,14 @@ from offbeat.log import (
     read,
 )
 from offbeat.report.recount import Recount
-from offbeat.report.summary import Step, Summary, Tally, Test
+from offbeat.report.summary import LayoutFigures, Step, Summary, Tally, Test
 from offbeat.report.timeline import Segment as Segment  # one of the structs of a digest
 from offbeat.report.timeline import Timeline
 from offbeat.store.checkpoint import RunFolder, read_json
 
 CURVE = 400  # points at most of a curve; more cannot be told apart on a page
 SEGMENTS = 2000  # stretches at most of a timeline, of all workers together
+PROCESSES = 1000  # of a replica at most
 EVENTS = 500  # at most, the first ones
 SPEEDS = 100  # stretches of time at most in which samples are counted
 PER_SPEED = 4  # updates on average at least in each, or there is more noise than speed
@@ -121,6 +122,7 @@ class _Told(msgspec.Struct):
     parameter_hash: str = ""
     overlap: dict[str, float] = {}
     emulated: list[float] = []
+    layout: LayoutFigures | None = None
 
 
 S = TypeVar("S", _Config, _Told)
@@ -249,6 +251,7 @@ class _Count:
             {stage: share for stage, share in told.overlap.items() if math.isfinite(share)},
         )
         summary.emulated = [least for least in told.emulated if math.isfinite(least)]
+        summary.layout = _measured(told.layout)
         summary.train_loss = _finite(summary.train_loss)
         steps = [step for step in tally.history.steps if math.isfinite(step.loss)]
         segments, window = self.timeline.cut(tally.seconds)
@@ -315,6 +318,24 @@ def _loss(step: Step) -> float:
 def _accuracy(test: Test) -> float:
     found = test.loss if test.accuracy is None else test.accuracy
     return 0.0 if found is None else found
+
+
+def _measured(told: LayoutFigures | None) -> LayoutFigures | None:
+    """What a run told of its processes; what follows from that is worked out again."""
+    if told is None:
+        return None
+    whole = all(
+        p.steps >= 0 and p.nbytes >= 0 and 0 <= p.busy <= p.total <= _AGES for p in told.per_process
+    )
+    found = LayoutFigures(
+        told.layout,
+        told.processes,
+        predicted_seconds=_finite(told.predicted_seconds),
+        predicted_idle_share=_finite(told.predicted_idle_share),
+        per_process=told.per_process[:PROCESSES] if whole else [],
+    )
+    found.measure()
+    return found
 
 
 def _finite(number: float | None) -> float | None:

@@ -9,7 +9,16 @@ from offbeat.report.figures_runs import timelines
 from offbeat.report.grid import Grid, Group, Span, counted
 from offbeat.report.markup import Safe, joined, table, tag
 from offbeat.report.summary import Summary
-from offbeat.report.tables import figures, percent, rate, seconds, share, size
+from offbeat.report.tables import (
+    PROCESS_COLUMNS,
+    figures,
+    percent,
+    process_cells,
+    rate,
+    seconds,
+    share,
+    size,
+)
 
 LONGEST = 2000  # letters of a reason
 LEFT = "text-align: left"
@@ -157,6 +166,33 @@ def workers(grid: Grid) -> list[Safe]:
         if rows:
             parts.append(table(f"{plain(group.name)}{first}", columns, rows))
     return [tag("details", tag("summary", "Every worker's share"), *parts)] if parts else []
+
+
+def processes(grid: Grid) -> list[Safe]:
+    """Of runs whose replicas were split: what every process did, beside what was predicted."""
+    parts = []
+    for group in grid.on_most():
+        layout = group.digests[0].summary.layout
+        if layout is None:
+            continue
+        rows = [
+            [f"process {number}", *process_cells(process)]
+            for number, process in enumerate(layout.per_process[:MOST])
+        ]
+        pairs = (
+            ("a step, measured", layout.seconds, layout.idle_share),
+            ("a step, predicted", layout.predicted_seconds, layout.predicted_idle_share),
+        )
+        rows += [
+            [name, f"{seconds(1000 * step)} ms", share(idle), "–"]
+            for name, step, idle in pairs
+            if step is not None and idle is not None
+        ]
+        name = f"{plain(group.name)}, {plain(layout.layout, 200)}"
+        if rows:
+            parts.append(table(name, ["", *PROCESS_COLUMNS], rows))
+    title = "Processes of a replica: predicted and measured"
+    return [tag("details", tag("summary", title), *parts)] if parts else []
 
 
 def events(grid: Grid) -> list[Safe]:

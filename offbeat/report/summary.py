@@ -36,6 +36,42 @@ class WorkerFigures(msgspec.Struct):
     joins: int = 0
 
 
+class ProcessFigures(msgspec.Struct):
+    """One process of a split replica, added up over all replicas."""
+
+    steps: int
+    busy: float  # seconds in forward and backward passes
+    total: float  # seconds of these steps, with reading, waiting and handing over
+    nbytes: int  # parameters, gradients and state: the most that one of them held
+    idle_share: float = 0.0  # of the time that the replica's step takes
+
+
+class LayoutFigures(msgspec.Struct):
+    """What a split run was predicted to take, and what it took; None is not known.
+
+    A simulator computes all stages in one process, so that there it measures nothing.
+    """
+
+    layout: str
+    processes: int  # of all replicas
+    seconds: float | None = None  # of a replica's step
+    idle_share: float | None = None  # of the processes' time in a step
+    predicted_seconds: float | None = None
+    predicted_idle_share: float | None = None
+    per_process: list[ProcessFigures] = []
+
+    def measure(self) -> None:
+        """Seconds and idle shares from what the processes counted; the slowest ends a step."""
+        mine = [p for p in self.per_process if p.steps > 0]
+        longest = max((p.total / p.steps for p in mine), default=0.0)
+        if not longest > 0 or len(mine) < len(self.per_process):
+            return
+        for process in mine:
+            process.idle_share = 1 - process.busy / process.steps / longest
+        self.seconds = longest
+        self.idle_share = sum(p.idle_share for p in mine) / len(mine)
+
+
 class Summary(msgspec.Struct):
     """What a run came to. Two simulations with the same seed give equal summaries."""
 
@@ -65,6 +101,7 @@ class Summary(msgspec.Struct):
     ledger: list[dict[str, int]]
     parameter_hash: str
     emulated: list[float] = []  # least seconds of each worker's step; empty where speeds are real
+    layout: LayoutFigures | None = None  # None where a replica is one process
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.report.summary import Summary, WorkerFigures
+from offbeat.report.summary import LayoutFigures, ProcessFigures, Summary, WorkerFigures
 
 COLUMNS = 80  # every table fits, and output that goes to no terminal has this width
 MOST_WORKERS = 12  # shown one by one; of more, only those that waited longest and least
@@ -66,7 +66,10 @@ def run_table(summary: Summary) -> RenderableType:
     lines.add_column()
     for name, text in figures(summary):
         lines.add_row(name, Text(text))
-    return Group(lines, Text(""), workers_table(summary.per_worker))
+    below: list[RenderableType] = [Text(""), workers_table(summary.per_worker)]
+    if summary.layout is not None and summary.layout.per_process:
+        below += [Text(""), processes_table(summary.layout)]
+    return Group(lines, *below)
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
@@ -74,6 +77,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     per = "/s" if summary.engine == "local" else " per virtual second"
     rows = [
         *_real(summary),
+        *(layout_lines(summary.layout) if summary.layout is not None else ()),
         (
             "speed",
             f"{rate(summary.samples_per_second)} samples{per}: "
@@ -119,6 +123,46 @@ def _real(summary: Summary) -> list[tuple[str, str]]:
     if summary.emulated:
         rows.append(("emulated", f"{steps_line(summary.emulated)} for a step at the least"))
     return rows
+
+
+def layout_lines(layout: LayoutFigures) -> list[tuple[str, str]]:
+    """How replicas were split, and what a step of one took."""
+    count = f"{layout.processes:,} process{'es' if layout.processes != 1 else ''}"
+    rows = [("layout", f"{layout.layout} · {count}")]
+    words = []
+    if layout.seconds is not None and layout.idle_share is not None:
+        words.append(f"{_step(layout.seconds)}, {share(layout.idle_share)} of it idle")
+    if layout.predicted_seconds is not None and layout.predicted_idle_share is not None:
+        idle = share(layout.predicted_idle_share)
+        words.append(f"predicted {_step(layout.predicted_seconds)}, {idle} idle")
+    return [*rows, ("replica", "; ".join(words))] if words else rows
+
+
+def _step(value: float) -> str:
+    return f"{seconds(1000 * value)} ms a step"
+
+
+def processes_table(layout: LayoutFigures) -> Table:
+    """What each process of a replica did in a step, on average over the replicas."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("process", no_wrap=True)
+    for name in PROCESS_COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, process in enumerate(layout.per_process):
+        table.add_row(str(number), *process_cells(process))
+    return table
+
+
+PROCESS_COLUMNS = ("computing", "idle", "held")
+
+
+def process_cells(process: ProcessFigures) -> list[str]:
+    """The figures of one process of a replica, as under PROCESS_COLUMNS."""
+    return [
+        f"{seconds(1000 * process.busy / max(1, process.steps))} ms a step",
+        share(process.idle_share),
+        size(process.nbytes),
+    ]
 
 
 def steps_line(steps: Sequence[float]) -> str:

@@ -1,0 +1,112 @@
+"""`offbeat layout RUN_DIR`: what a split was predicted to take, what it took, and a better one."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from offbeat.cli.output import print_json
+from offbeat.cli.source import recorded
+from offbeat.data import Reader
+from offbeat.errors import ConfigError
+from offbeat.layout.explain import Explanation, explain
+from offbeat.replica.objective import BatchLoss
+from offbeat.report.digest import digest
+from offbeat.report.summary import LayoutFigures
+from offbeat.report.tables import console, processes_table, seconds, share
+from offbeat.setup import optimizer_from
+from offbeat.store.checkpoint import RunFolder
+from offbeat.task import Task
+
+
+def sample_of(task: Task, count: int) -> Any:
+    """The inputs of the first batch of a task."""
+    reader = Reader(task.data, shuffle=False)
+    if not 1 <= count <= len(reader):
+        raise ConfigError(
+            f"--batch-size must be from 1 to the {len(reader)} samples of the data, not {count}"
+        )
+    batch = reader.fetch(torch.arange(count))
+    if isinstance(task.loss, BatchLoss) or not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigError(
+            "the task's batches are not (inputs, target), so it is not known what the model takes: "
+            "use ob.explain(layout, model, sample) in Python"
+        )
+    return batch[0]
+
+
+def show_run(run_dir: Path, script: str | None, json: bool) -> None:
+    """Print the figures of a finished run; its model is measured anew if it can be made."""
+    config = RunFolder(run_dir).config()
+    figures = digest(run_dir).summary.layout
+    if figures is None:
+        raise ConfigError(
+            f"{run_dir} is no finished run of split replicas: name one that had --layout"
+        )
+    now, note = _explained(config, run_dir, script)
+    if json:
+        found = {"folder": str(run_dir), "layout": msgspec.to_builtins(figures)}
+        better = asdict(now.better) if now is not None and now.better is not None else None
+        told = None if now is None else {"seconds": now.seconds, "idle_share": now.idle_share}
+        print_json(found | {"now": told, "better": better, "note": note})
+        return
+    screen = console(sys.stdout)
+    screen.print(f"{figures.layout} in {run_dir}", soft_wrap=True, markup=False)
+    screen.print()
+    lines = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    lines.add_column(style="bold")
+    lines.add_column()
+    for name, words in _lines(figures, now, note):
+        lines.add_row(name, Text(words))
+    screen.print(lines)
+    if figures.per_process:
+        screen.print()
+        screen.print(processes_table(figures))
+
+
+def _explained(
+    config: dict[str, Any], run_dir: Path, script: str | None
+) -> tuple[Explanation | None, str]:
+    """What the layout is predicted to take by what the model takes here and now, or why not."""
+    if "loop" in (config.get("origin") or {}):
+        return None, "only its own script can make the model, so no better split was looked for"
+    origin = recorded(config, run_dir, script)
+    task = origin.make()
+    described = config.get("optimizer")
+    known = described is not None and described["settings"] is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.get("threads", 1))
+    try:
+        return explain(
+            config["layout"],
+            task.model,
+            sample_of(task, config["batch_size"]),
+            optimizer=optimizer_from(described) if known else task.optimizer,
+        ), ""
+    except Exception as error:
+        origin.blame(error)
+        raise
+    finally:
+        torch.set_num_threads(before)
+
+
+def _lines(figures: LayoutFigures, now: Explanation | None, note: str) -> list[tuple[str, str]]:
+    rows = []
+    for name, step, idle in (
+        ("measured", figures.seconds, figures.idle_share),
+        ("predicted", figures.predicted_seconds, figures.predicted_idle_share),
+        *([("predicted now", now.seconds, now.idle_share)] if now is not None else ()),
+    ):
+        if step is not None and idle is not None:
+            rows.append((name, f"{seconds(1000 * step)} ms a step, {share(idle)} of it idle"))
+    if now is not None and now.better is not None:
+        words = f"split={'+'.join(now.better.split)} saves {share(now.better.saved)}"
+        rows.append(("better", f"{words}: {seconds(1000 * now.better.seconds)} ms"))
+    elif now is not None:
+        rows.append(("better", "no split found that is faster"))
+    return [*rows, ("note", note)] if note else rows
