@@ -209,15 +209,25 @@ def in_halves(value: Layout | str) -> Layout:
     That is the order of GPipe, which is also what a layout without a schedule means there.
     """
     if isinstance(value, str) and "schedule=" not in value:
-        return Layout.parse(f"{value},schedule=gpipe")
-    layout = as_layout(value)
-    if not isinstance(value, str) and layout.schedule == _DEFAULT:
-        return replace(layout, schedule="gpipe")
+        layout = Layout.parse(f"{value},schedule=gpipe")
+    else:
+        layout = as_layout(value)
+        if not isinstance(value, str) and layout.schedule == _DEFAULT:
+            layout = replace(layout, schedule="gpipe")
     if layout.schedule not in ("layers", "gpipe"):
         raise ConfigError(
             f"schedule={layout.schedule} sends microbatches back before all have gone forward, "
             "and a script computes its loss when all have: write schedule=gpipe or layers, or "
             "use ob.train"
+        )
+    if layout.tp > 1:
+        raise ConfigError(
+            f"tp={layout.tp} does not work in scripts yet: write pp=, or use ob.train"
+        )
+    if layout.precision == "fp16":
+        raise ConfigError(
+            "precision=fp16 scales the loss, and a script computes its own: write precision=bf16, "
+            "or use ob.train"
         )
     return layout
 

@@ -35,6 +35,11 @@ def make():
     return nn.Linear(5, 2), data, nn.functional.cross_entropy, data
 
 
+def deep():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    return model, TensorDataset(X, Y), nn.functional.cross_entropy
+
+
 def stands_still():
     def loss(output, target):
         global calls
@@ -116,6 +121,20 @@ def test_table_results_and_report(capsys: Capture) -> None:
     code, again, err = answer(capsys, *words("--straggler", 4))
     assert (code, again.replace("made\n", "")) == (0, out.replace("made\n", ""))
     assert err == "4 of 4 cells are there already\n"
+
+
+def test_every_cell_has_the_layout(capsys: Capture) -> None:
+    more = ["--layout", "pp=2,microbatches=2,split=count", "--json"]
+    code, out, _ = answer(capsys, *words(*more, make="deep"))
+    assert code == 0
+    found = json.loads(out)
+    assert found["settings"]["layout"].startswith("pp=2,microbatches=2,split=count for")
+    for cell in found["cells"]:
+        kept = json.loads((Path(found["folder"]) / cell["folder"] / "run.json").read_text())
+        assert kept["layout"] == "pp=2,microbatches=2,split=1"
+    code, _, err = answer(capsys, *words("--layout", "pp=2", make="deep"))
+    assert code == 4
+    assert "layout is pp=2 here" in err
 
 
 def test_json_is_the_results_and_nothing_else(capsys: Capture) -> None:
@@ -264,6 +283,8 @@ def test_a_script_that_changed_is_another_comparison(capsys: Capture) -> None:
         (["--cluster", "20ms,20ms,20ms"], "describe one for all, or 2"),
         (["--lr", "asp=slow"], "must be a number"),
         (["--target", "90"], "a share such as 0.9"),
+        (["--layout", "pp=2,replicas=2"], "leave replicas out"),
+        (["--layout", "pp=2"], "cannot be split: write pp=1"),
         (["--script", "job.py:made"], "did you mean 'make'?"),
         (["--nonsense"], "offbeat compare --help"),
     ],

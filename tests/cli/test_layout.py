@@ -1,10 +1,13 @@
 """`offbeat layout`: what it prints for recipes and scripts, and its errors."""
 
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+import offbeat as ob
 from tests.cli.common import answers, objects
 
 Capture = pytest.CaptureFixture[str]
@@ -124,3 +127,58 @@ def test_mistakes_of_scripts(capsys: Capture, script: Path) -> None:
     assert code == 3
     assert "mine.py line" in err
     assert "my own mistake" in err
+
+
+# ---------------------------------------------------------------- of a run
+
+
+def test_a_run_shows_what_was_predicted_and_what_was_measured(
+    capsys: Capture, script: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    data = torch.utils.data.TensorDataset(torch.ones(16, 4), torch.ones(16, 4))
+    run = ob.train(
+        model, data, torch.nn.functional.mse_loss, workers=1, batch_size=8, layout="pp=2",
+        optimizer=partial(torch.optim.SGD, lr=0.1), out=out,
+        origin={"script": f"{script}:make"},
+    )  # fmt: skip
+    figures = run.summary().layout
+    assert figures is not None
+    assert figures.processes == 2
+    assert [process.steps for process in figures.per_process] == [2, 2]
+    assert all(0 < process.busy <= process.total for process in figures.per_process)
+    assert figures.predicted_seconds is not None
+    found = asked(capsys, out, "--script", f"{script}:make")
+    assert found["layout"] == msgspec.to_builtins(figures)
+    assert found["now"]["seconds"] > 0
+    code, words, _ = answer(capsys, out, "--script", f"{script}:make")
+    assert code == 0
+    for word in ("measured", "predicted ", "predicted now", "better", "process"):
+        assert word in words
+    assert max(map(len, words.splitlines()[1:])) <= 80  # paths are not broken
+    code, _, err = answer(capsys, out)
+    assert code == 2
+    assert "if you trust it" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [([], "Write --layout pp=2, or the folder"), (["run", "--layout", "pp=2"], "has its own")],
+)
+def test_a_layout_or_a_folder(capsys: Capture, words: list[str], told: str) -> None:
+    code, _, err = answer(capsys, *words)
+    assert code == 2
+    assert told in err
+
+
+def test_a_run_without_a_layout_is_refused(capsys: Capture, tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    data = torch.utils.data.TensorDataset(torch.ones(16, 4), torch.ones(16, 4))
+    ob.train(
+        model, data, torch.nn.functional.mse_loss, engine="sim", workers=1, out=tmp_path / "r",
+        optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=8,
+    )  # fmt: skip
+    code, _, err = answer(capsys, tmp_path / "r")
+    assert code == 2
+    assert "no finished run of split replicas" in err

@@ -66,6 +66,25 @@ def asked(capsys: Capture, *words: object) -> tuple[int, Any]:
 # ---------------------------------------------------------------- what it does
 
 
+def test_a_layout_splits_the_replicas(capsys: Capture, script: Path) -> None:
+    changed(script, "nn.Linear(3, 2)", "nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))")
+    layout = ("--engine", "sim", "--layout", "pp=2,split=count")
+    _, one = asked(capsys, *layout, script)
+    assert one["summary"]["workers"] == 1
+    assert one["summary"]["layout"]["layout"] == "pp=2,schedule=gpipe,split=1"
+    assert one["summary"]["layout"]["processes"] == 2
+    _, two = asked(capsys, "--engine", "sim", "--layout", "pp=2,split=count,replicas=2", script)
+    assert (two["summary"]["workers"], two["summary"]["layout"]["processes"]) == (2, 4)
+    _, three = asked(capsys, *layout, "--cluster", "20ms,30ms,80ms", script)
+    assert three["summary"]["workers"] == 3
+    code, _, err = answer(capsys, "-n", 3, "--layout", "pp=2,replicas=2", script)
+    assert code == 2
+    assert "leave one of them out" in err
+    code, _, err = answer(capsys, "--layout", "pp=2,schedule=1f1b", script)
+    assert code == 2
+    assert "write schedule=gpipe or layers" in err
+
+
 def test_words_behind_the_script_are_its_own(capsys: Capture, script: Path) -> None:
     code, out, _ = answer(capsys, "--engine", "sim", "-n", 2, script, "--json", "-n", "7", "x")
     assert code == 0

@@ -486,3 +486,19 @@ def test_records_have_the_fields_that_these_tests_write() -> None:
     assert isinstance(record, Updated)
     assert isinstance(record.parts[0], Part)
     assert not isinstance(record, Evaluated)
+
+
+def test_figures_of_processes_are_worked_out_again(tmp_path: Path) -> None:
+    mine = {"steps": 10, "busy": 0.1, "total": 0.2, "nbytes": 8, "idle_share": 0.0}
+    told = {"layout": "pp=2", "processes": 2, "seconds": 9.0, "per_process": [mine, mine]}
+    place = folder(tmp_path, [update(1.0, part())])
+    (place / "summary.json").write_text(json.dumps({"layout": told}))
+    found = digest(place).summary.layout
+    assert found is not None
+    assert found.seconds == pytest.approx(0.02)
+    assert found.idle_share == pytest.approx(0.5)
+    told["per_process"] = [mine, mine | {"busy": 1e300}]
+    (place / "summary.json").write_text(json.dumps({"layout": told}))
+    found = digest(place).summary.layout
+    assert found is not None
+    assert found.seconds is None

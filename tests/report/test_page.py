@@ -16,7 +16,7 @@ from offbeat.report.grid import Cell, Grid
 from offbeat.report.markup import Safe, escaped, table, tag
 from offbeat.report.page import page, write_page, write_report
 from offbeat.report.page_tables import notebook
-from offbeat.report.summary import Step
+from offbeat.report.summary import LayoutFigures, ProcessFigures, Step
 from tests.report.common import HOSTILE, cell, figures, grid, whole
 
 VOID = ("meta", "br", "hr", "link")
@@ -242,3 +242,15 @@ def test_a_notebook_shows_the_figures_as_a_table() -> None:
     assert "95.0 % on the test set" in reader.text
     assert "64 samples/s" in reader.text
     assert not Reader(notebook(figures(HOSTILE, 2))).named("script")
+
+
+def test_the_processes_of_split_replicas_are_shown() -> None:
+    layout = LayoutFigures(
+        "pp=2", 4, predicted_seconds=0.018, predicted_idle_share=0.1,
+        per_process=[ProcessFigures(10, 0.1, 0.2, 5000), ProcessFigures(10, 0.15, 0.19, 3000)],
+    )  # fmt: skip
+    layout.measure()
+    shown = page(grid(cell(layout=layout)))
+    assert "Processes of a replica: predicted and measured" in shown
+    assert "a step, predicted" in shown
+    assert "Processes of a replica" not in page(grid(cell()))

@@ -6,7 +6,7 @@ import pytest
 
 import offbeat as ob
 from offbeat.report import tables
-from offbeat.report.summary import Summary
+from offbeat.report.summary import LayoutFigures, ProcessFigures, Summary
 from offbeat.report.tables import (
     Beside,
     Outcome,
@@ -21,6 +21,7 @@ from offbeat.report.tables import (
     size,
     steps_line,
 )
+from tests.report import common
 
 
 def rendered(thing: object) -> str:
@@ -168,3 +169,35 @@ def test_measured_and_predicted_stand_beside_each_other_in_80_columns() -> None:
 def test_outside_a_terminal_long_text_is_wrapped_at_80(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert max(map(len, rendered("word " * 60).splitlines())) <= tables.COLUMNS
+
+
+def split() -> LayoutFigures:
+    found = LayoutFigures(
+        "pp=2,microbatches=8",
+        4,
+        predicted_seconds=0.018,
+        predicted_idle_share=0.1,
+        per_process=[
+            ProcessFigures(100, 1.0, 2.0, 5_000_000),
+            ProcessFigures(100, 1.5, 1.9, 3_000_000),
+        ],
+    )
+    found.measure()
+    return found
+
+
+def test_the_slowest_process_ends_a_step() -> None:
+    found = split()
+    assert found.seconds == pytest.approx(0.02)
+    assert [p.idle_share for p in found.per_process] == pytest.approx([0.5, 0.25])
+    assert found.idle_share == pytest.approx(0.375)
+
+
+def test_a_split_run_says_what_its_processes_did() -> None:
+    shown = rendered(run_table(common.figures("asp", 2, layout=split())))
+    assert "pp=2,microbatches=8 · 4 processes" in shown
+    assert "20.0 ms a step, 38 % of it idle; predicted 18.0 ms a step, 10 % idle" in shown
+    assert "15.0 ms a step   25 %   3.0 MB" in shown
+    simulated = rendered(run_table(common.figures("asp", 2, layout=LayoutFigures("pp=2", 4))))
+    assert "pp=2 · 4 processes" in simulated
+    assert "idle" not in simulated
