@@ -84,11 +84,9 @@ def train(
             "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
             "to slow down real workers"
         )
-    if cluster is None:
-        workers = replicas_of(options.get("layout"), workers)
+    workers = replicas_of(options.get("layout"), workers, cluster is not None)
     local = _local(options, engine, workers)
     simulated = _cluster(cluster, workers)
-    replicas_of(options.get("layout"), len(simulated))
     every = options.pop("evaluate_every", None)
     checkpoint_every = options.pop("checkpoint_every", None)
     listeners = options.pop("listeners", ())

@@ -55,7 +55,7 @@ def simulate(
 ) -> None:
     """Train on a simulated cluster: real gradients, virtual time."""
     discipline = parse(sync)
-    place = _cluster(cluster, replicas_of(layout, workers) if cluster is None else workers)
+    place = _cluster(cluster, replicas_of(layout, workers, cluster is not None))
     title = f"{sync}, {len(place)} workers"
     watches = [Watch(title, virtual=True)] if watch else []
     with Progress(title, virtual=True) as progress:

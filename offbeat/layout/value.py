@@ -232,11 +232,18 @@ def in_halves(value: Layout | str) -> Layout:
     return layout
 
 
-def replicas_of(layout: Layout | str | None, workers: int | None) -> int | None:
-    """A worker is a replica, and a layout may say how many there are."""
+def replicas_of(
+    layout: Layout | str | None, workers: int | None, described: bool = False
+) -> int | None:
+    """A worker is a replica, and a layout may say how many there are.
+
+    If it does not, a cluster that is `described` says so.
+    """
     if layout is None:
         return workers
     replicas = as_layout(layout).replicas
+    if replicas == 1 and described:
+        return workers
     if workers is not None and replicas not in (1, workers):
         raise ConfigError(
             f"workers={workers}, but the layout has replicas={replicas}: leave one of them out"
