@@ -245,6 +245,12 @@ def test_other_schedules_are_refused(schedule: str) -> None:
         begun(f"pp=2,split=count,schedule={schedule}")
 
 
+@pytest.mark.parametrize("more", ["tp=2", "precision=fp16"])
+def test_what_only_functions_have_is_refused(more: str) -> None:
+    with pytest.raises(ob.ConfigError, match=r"use ob\.train"):
+        begun(f"pp=2,split=count,{more}")
+
+
 @pytest.mark.parametrize("layout", ["pp=2,split=count,schedule=layers", ob.Layout(pp=2)])
 def test_a_layout_without_a_schedule_is_gpipe(layout: Any) -> None:
     what = problem()
