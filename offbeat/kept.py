@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import CheckpointError, ConfigError, RunError
 from offbeat.job import Job, Numbers
-from offbeat.log import Log, read
+from offbeat.log import Log, Relaid, read
 from offbeat.report.split import layout_figures
 from offbeat.report.summary import History, Summary, Tally
 from offbeat.run import Run
@@ -27,6 +27,7 @@ class Kept:
 
     folder: RunFolder | None
     saved: Saved | None = None
+    relaid: Relaid | None = None  # replicas are split in another way from here on
 
     @classmethod
     def open(cls, out: Any, resume: bool, config: Mapping[str, Any], job: Job) -> "Kept":
@@ -40,15 +41,22 @@ class Kept:
             assert isinstance(job.content, Numbers)
             folder.create(config, model_tensors(job.content.model), resume)
             return cls(folder)
-        # A checkpoint does not say how it was sharded, nor how contributions met.
-        free = ("origin", "shards", "via")
+        saved, before = folder.load(), folder.config()
+        relaid = None
+        if config["engine"] == "local" and saved is not None:
+            before |= _in_force(folder, saved, before)
+            if before["layout"] != config["layout"]:
+                relaid = Relaid(saved[1]["time"], config["layout"], config["threads"])
+        # A checkpoint does not say how it was sharded, nor how contributions met. Nor does it say
+        # how replicas were split, but a replay has to know: the log will.
+        free = ("origin", "shards", "via", *(("layout", "threads") if relaid else ()))
         here = {key: value for key, value in config.items() if key not in free}
-        difference = first_difference(folder.config(), here)
+        difference = first_difference(before, here)
         if difference is not None:
             raise CheckpointError(
                 f"{folder.path} is another run: {difference}; use the same settings to resume it"
             )
-        return cls(folder, folder.load())
+        return cls(folder, saved, relaid)
 
     def log(self) -> Log:
         if self.folder is None:
@@ -106,3 +114,12 @@ def begin_with(parameters: Parameters, earlier: RunFolder) -> None:
         raise CheckpointError(f"{earlier.path} has no checkpoint to begin with")
     tensors, meta = found
     parameters.begin_with(under("store/", tensors), meta["parameters"], str(earlier.path))
+
+
+def _in_force(folder: RunFolder, saved: Saved, config: Mapping[str, Any]) -> dict[str, Any]:
+    """How replicas were split when the checkpoint was written, and their threads."""
+    found = {"layout": config.get("layout"), "threads": config.get("threads")}
+    for record in read(folder.log_file, saved[1]["session"]["log"]):
+        if isinstance(record, Relaid):
+            found = {"layout": record.layout, "threads": record.threads}
+    return found

@@ -98,6 +98,13 @@ class Lost(Record, tag="lost"):
     why: str = ""  # who waited for whom in a replica of several processes
 
 
+class Relaid(Record, tag="relaid"):
+    """A run goes on with replicas that are split in another way, and so sum in another order."""
+
+    layout: str | None
+    threads: int
+
+
 class Rested(Record, tag="rest"):
     """A worker has nothing to do now; its time since its last contribution is told here."""
 
@@ -123,8 +130,9 @@ class Evaluated(Record, tag="test"):
 
 
 Entry = (
-    Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Rested | EpochDone | Evaluated
-)
+    Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Relaid | Rested | EpochDone
+    | Evaluated
+)  # fmt: skip
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Entry)

@@ -1,10 +1,12 @@
 """Run a log again in one process, in the order it says, and compare every hash on the way."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -22,6 +24,7 @@ from offbeat.log import (
     Lost,
     Part,
     Pulled,
+    Relaid,
     Rested,
     Updated,
     read,
@@ -85,12 +88,25 @@ def replay(
     with fixed_arithmetic(config.get("threads", 1)):
         if optimizer is None:
             optimizer = optimizer_from(config["optimizer"])
-        job = _job(config, (model, data, loss), optimizer, dict(options))
-        return follow(place, job, describe(job, optimizer), every)
+        make = partial(_job, config, (model, data, loss), optimizer, dict(options))
+        job = make(config.get("layout"))
+        return follow(place, job, describe(job, optimizer), every, make)
 
 
-def follow(place: RunFolder, job: Job, described: Mapping[str, Any], every: int = 1) -> Replay:
-    """Replay the run in `place` with a job that is described as its own is."""
+Make = Callable[[str | None], Job]
+
+
+def follow(
+    place: RunFolder,
+    job: Job,
+    described: Mapping[str, Any],
+    every: int = 1,
+    make: Make | None = None,
+) -> Replay:
+    """Replay the run in `place` with a job that is described as its own is.
+
+    `make` makes that job with another layout, for a run that went on with one.
+    """
     config = place.config()
     # The bits are the same over any number of shards.
     different = first_difference(config, {k: v for k, v in described.items() if k != "shards"})
@@ -102,6 +118,7 @@ def follow(place: RunFolder, job: Job, described: Mapping[str, Any], every: int 
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)
     replayer = _Replayer(job, every, place.start_file)
+    replayer.make = make
     replayer.ahead = config.get("overlap", False)
     return replayer.run(place.log_file)
 
@@ -111,10 +128,11 @@ def _job(
     code: tuple[nn.Module, Dataset[Any], Loss],
     optimizer: OptimizerFactory | None,
     options: dict[str, Any],
+    layout: str | None,
 ) -> Job:
-    for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "shards"):
+    for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate"):
         options.setdefault(key, config[key])
-    options.setdefault("layout", config.get("layout"))
+    options["layout"] = layout
     wanted = Essentials(
         *code,
         config["discipline"],
@@ -146,6 +164,7 @@ class _Replayer:
         self.waiting: dict[tuple[int, int, int], Contribution] = {}
         self.sequence: dict[int, int] = {}  # of each worker's last contribution
         self.resting: set[int] = set()
+        self.make: Make | None = None
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
 
@@ -183,9 +202,27 @@ class _Replayer:
             self.resting.add(record.worker)
         elif isinstance(record, Lost):
             self.parameters.forget(record.worker)
+        elif isinstance(record, Relaid):
+            self._relay(record)
         elif isinstance(record, EpochDone):
             self.epoch = record.epoch + 1
             self.parameters.advance(self.version, self.epoch)
+
+    def _relay(self, record: Relaid) -> None:
+        """Everybody joins again, as replicas that are split in another way."""
+        if self.make is None:
+            raise CheckpointError(
+                f"the run went on with layout {record.layout}, which only ob.replay can follow"
+            )
+        torch.set_num_threads(record.threads)
+        self.job = self.make(record.layout)
+        before, self.store = self.parameters, self.job.make_store(Log())
+        assert self.store.parameters is not None
+        self.parameters = self.store.parameters
+        self.parameters.load(before.state(), before.meta())
+        self.parameters.advance(self.version, self.epoch)
+        self.workers.clear()
+        self.waiting.clear()
 
     def _worker(self, number: int) -> Worker:
         if number not in self.workers:

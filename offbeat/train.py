@@ -11,8 +11,9 @@ from torch.utils.data import Dataset
 from offbeat.choices import at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline
-from offbeat.engine.crew import Crew, Local, check
+from offbeat.engine.crew import Crew
 from offbeat.engine.local import run_local
+from offbeat.engine.local_plan import Local, check
 from offbeat.engine.sim import Simulation
 from offbeat.engine.sim_state import drive, restore
 from offbeat.engine.steward import Rhythm

@@ -200,6 +200,9 @@ LAYERS: dict[str, set[str]] = {
         *("replica.open", "replica.part", "replica.passes"),
     },
     "engine.steward": {"log", "link.memory", "store", "engine"},
+    "engine.local_plan": {
+        *("errors", "choices", "job", "link.memory", "store.table", "engine.via"),
+    },
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
         *("link", "engine", "replica.evaluate"),

@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 from benchmarks.peers.limit import RULES, before_image, step_and_copy
 from offbeat.contribution import Contribution
 from offbeat.engine.blame import SERVER
-from offbeat.engine.crew import Crew, Local
+from offbeat.engine.crew import Crew
+from offbeat.engine.local_plan import Local
 from offbeat.engine.orders import Wire, send_order
 from offbeat.engine.process import fork
 from offbeat.engine.steward import Rhythm

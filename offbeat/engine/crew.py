@@ -1,22 +1,20 @@
 """What each process of a local run does: serve, work, or test."""
 
 import copy
-import os
-import resource
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from offbeat.choices import Accumulated, All, Gradient, InPlace, one_of
+from offbeat.choices import InPlace
 from offbeat.engine.blame import SERVER
 from offbeat.engine.hand import Hand
 from offbeat.engine.image import Images
 from offbeat.engine.keep import Keep
+from offbeat.engine.local_plan import Local, check, memory_plan, processes_of, under_way
 from offbeat.engine.open_team import OpenSplit
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
 from offbeat.engine.rounds import Bereft, Rounds
@@ -27,18 +25,13 @@ from offbeat.engine.station import Habits, Make, Station
 from offbeat.engine.steward import Lived, Rhythm, Steward
 from offbeat.engine.via import (
     ALLREDUCE,
-    STORE,
-    VIA,
-    check_allreduce,
     listening,
-    rule_table,
-    updater_table,
 )  # fmt: skip
-from offbeat.errors import ConfigError, RunError
+from offbeat.errors import RunError
 from offbeat.job import Job, Numbers, Place
 from offbeat.link.meeting import MeetingLink
-from offbeat.link.memory import Plan, Shared
-from offbeat.log import Log, tail
+from offbeat.link.memory import Shared
+from offbeat.log import Log, Relaid, tail
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
 from offbeat.store.checkpoint import RunFolder
@@ -47,69 +40,12 @@ from offbeat.store.fold import last_version
 from offbeat.store.mirror import Mirror
 from offbeat.store.parameters import Parameters, named_tensors
 from offbeat.store.table import (
-    Table,
-    buffer_entries,
-    count,
     dealt,
-    parameter_entries,
-    place,
-    total_bytes,
     under,
 )
 from offbeat.worker import NumberWorker, Worker
 
-SMALL = 1 << 20  # bytes of a model whose tensors are not worth sharing among threads
 AHEAD = 2  # batches that a reader thread reads ahead
-
-
-@dataclass(frozen=True)
-class Local:
-    """How the local engine runs a job.
-
-    `patience` is the seconds after which a silent worker counts as lost; `threads` is for each
-    worker, by default its share of the cores; `emulate` are the least seconds of each worker's
-    step; `overlap` lets workers compute on while their last contribution is under way.
-    """
-
-    patience: float = 30.0
-    threads: int | None = None
-    emulate: tuple[float, ...] | None = None
-    overlap: bool = False
-    prefetch: bool | None = None  # read ahead in a thread; None where it pays
-    via: str = STORE  # how contributions meet: in a store, or "allreduce", among the workers
-
-    def __post_init__(self) -> None:
-        if not self.patience > 0:
-            raise ConfigError(f"patience must be above 0 seconds, not {self.patience!r}")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, not {self.threads!r}")
-        one_of("via", self.via, VIA)
-
-    def described(self, job: Job) -> dict[str, Any]:
-        """What a run folder says of this engine: all that replay and resuming depend on."""
-        return {
-            "engine": "local",
-            "threads": self.threads_for(job),
-            "overlap": self.overlap,
-            "via": self.via,
-            "emulate": None if self.emulate is None else list(self.emulate),
-        }
-
-    def threads_for(self, job: Job) -> int:
-        """Its share of the cores for each worker; a small model is faster with one thread."""
-        assert isinstance(job.content, Numbers)
-        if self.threads is not None:
-            return self.threads
-        if total_bytes(job.content.model.parameters()) < SMALL:
-            return 1
-        return max(1, len(os.sched_getaffinity(0)) // processes_of(job))
-
-
-def processes_of(job: Job) -> int:
-    """The processes of all workers; a split replica has several."""
-    assert isinstance(job.content, Numbers)
-    cut = job.content.cut
-    return job.workers * (1 if cut is None else cut.layout.pp * cut.layout.tp)
 
 
 class Crew:
@@ -141,7 +77,7 @@ class Crew:
         if self.reads_ahead is None:
             whole = job.content.accumulate == 1
             self.reads_ahead = whole and worth_it(job.content.reader, job.batch_size)
-        self.shared = Shared(_plan(job, local), memory)
+        self.shared = Shared(memory_plan(job, local), memory)
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
         self.meets = local.via == ALLREDUCE
@@ -157,6 +93,7 @@ class Crew:
             assert self.store.parameters is not None
             self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
         self.begin: Callable[[Parameters], None] = lambda parameters: None  # with an earlier run
+        self.relaid: Relaid | None = None  # to be told when the run goes on
         self.buffers = {n: b.clone() for n, b in job.content.model.named_buffers()}
         if memory is None:
             for name, view in self.shared.averages.views.items():
@@ -187,7 +124,7 @@ class Crew:
         spread = self._spread(orders, saved) if len(self.held) > 1 else None
         self.store.log = self._log(saved, lived)
         ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
-        ahead += _under_way(self.job) - 1
+        ahead += under_way(self.job) - 1
         kind = Rounds if self.meets else Server
         server = kind(self.store, self.shared, self.local.patience, ahead, Watch())
         steward = Steward(server, self.folder or self.keep, self.rhythm, Outbox(reports))
@@ -206,6 +143,8 @@ class Crew:
             spread.watch(server.selector)
             server.give, steward.others = spread.give, spread.write
         steward.go_on(lived)
+        if saved is not None and lived is None and self.relaid is not None:
+            self.store.log.write(self.relaid)
         if self.images is not None:
             self.images.write(self.store.version)
             self.store.on_version = self.images.write
@@ -327,83 +266,3 @@ class Crew:
             for name, view in flat.views.items():
                 own[name].copy_(view)
         return model
-
-
-# ---------------------------------------------------------------- the plan of the memory
-
-
-def check(job: Job, local: Local) -> None:
-    """Refuse what cannot work, before anything is started."""
-    if local.emulate is not None and len(local.emulate) != job.workers:
-        raise ConfigError(
-            f"{len(local.emulate)} emulated speeds for {job.workers} workers: give one for each"
-        )
-    if local.overlap and not isinstance(job.discipline.send, Gradient):
-        raise ConfigError(
-            f"overlap computes on while a gradient is under way, and {job.discipline} does not "
-            "send one after every step: use bsp, ssp, asp or soft, or leave overlap out"
-        )
-    if local.overlap and job.discipline.drops:
-        raise ConfigError(
-            "overlap makes every gradient one step late, and backup workers drop what is late: "
-            "leave one of them out"
-        )
-    if local.overlap and _under_way(job) > 1:
-        raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")
-    if local.via == ALLREDUCE:
-        check_allreduce(job, local.overlap)
-    _check_files(job)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ConfigError(
-            "CUDA is in use already, and a process that uses it cannot be forked: build the "
-            "model on the CPU before training"
-        )
-
-
-def _check_files(job: Job) -> None:
-    """The server holds what the launcher holds, and a wire to each worker and each hand."""
-    assert isinstance(job.content, Numbers)
-    workers, shards = job.workers, count(job.content.placement)
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    some = 32  # for the dataset
-    needed = len(os.listdir("/proc/self/fd")) + 4 * workers + 6 * (shards - 1) + some
-    if needed > allowed:
-        raise ConfigError(
-            f"{workers} workers need {needed} open files and this process may have {allowed}: "
-            f"run 'ulimit -n {needed}' before, or use fewer workers"
-        )
-
-
-def _plan(job: Job, local: Local) -> Plan:
-    """What lies in shared memory, and whether parameters can be read where the store has them."""
-    assert isinstance(job.content, Numbers)
-    numbers = job.content
-    tables = place(parameter_entries(numbers.model), numbers.placement)
-    buffers = buffer_entries(numbers.model, numbers.policies)
-    discipline = job.discipline.for_workers(job.workers)
-    send, gather = discipline.send, discipline.gather
-    averaged = [entry for entry in buffers if entry.policy == "averaged"]
-    incoming = outgoing = 2 if local.overlap else 1
-    if _under_way(job) > 1:
-        incoming = outgoing = _under_way(job)
-    lock_step = isinstance(gather, All) and not gather.backup
-    if incoming == 1 and isinstance(send, Gradient | Accumulated):
-        # Nothing is written before everyone who reads has sent what came of it.
-        alone = job.workers == 1 and not discipline.pairs
-        fresh = isinstance(send, Gradient) or send.fetch == send.push
-        if (lock_step or alone) and fresh:
-            incoming = 0
-    if isinstance(send, InPlace):
-        incoming = outgoing = 0
-    rule = Table.of([])
-    if local.via == ALLREDUCE:
-        incoming, rule = 1, rule_table(job)
-    table = Table.of(averaged)
-    each = processes_of(job) // job.workers
-    return Plan(tables, table, updater_table(job), job.workers, incoming, outgoing, each, rule)
-
-
-def _under_way(job: Job) -> int:
-    """Leases that one worker computes at once."""
-    assert isinstance(job.content, Numbers)
-    return 1 if job.content.cut is None else job.content.cut.layout.under_way

@@ -351,6 +351,7 @@ def run_local(
     With `branches` each worker leaves from here by an InWorker, to go on with a script.
     """
     job = crew.job
+    crew.relaid = kept.relaid
     launcher = Launcher(crew, tally, listeners)
     launcher.branches = branches
     with ExitStack() as after:

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from offbeat.engine.crew import Crew, Local, check
+from offbeat.engine.crew import Crew
 from offbeat.engine.local import InWorker, run_local
+from offbeat.engine.local_plan import Local, check
 from offbeat.engine.process import Inside
 from offbeat.engine.station import Station
 from offbeat.engine.steward import Rhythm

@@ -8,7 +8,8 @@ import torch
 
 from offbeat.board import Row, State
 from offbeat.engine import server as server_module
-from offbeat.engine.crew import Crew, Local
+from offbeat.engine.crew import Crew
+from offbeat.engine.local_plan import Local
 from offbeat.engine.server import FROZEN, IN_VAIN, Server, Watch
 from offbeat.engine.steward import Rhythm
 from offbeat.errors import RunError

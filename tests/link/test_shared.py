@@ -8,7 +8,7 @@ import torch
 from offbeat.codec import parse
 from offbeat.contribution import Contribution
 from offbeat.lease import Lease
-from offbeat.link.base import Over, Refused
+from offbeat.link.base import Over, Refused, Stopped
 from offbeat.link.memory import Plan, Shared
 from offbeat.link.messages import (
     Again,
@@ -229,6 +229,18 @@ def test_the_end_is_heard_whatever_it_asks(wired, call, how):
         w.end.close()
     with pytest.raises(Over):
         CALLS[call](w)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_one_that_slept_through_the_end_hears_how_it_was(wired, finished):
+    """It speaks to nobody, but what was said to it last is still there to be read."""
+    w = wired()
+    w.will_say(Leased([A]))
+    w.will_say(Stop(finished))
+    w.end.close()
+    with pytest.raises(Over) as end:
+        w.link.pull([])
+    assert type(end.value) is (Over if finished else Stopped)
 
 
 def test_confirming_asks_although_leases_are_left(wired):
