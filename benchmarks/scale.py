@@ -29,6 +29,8 @@ class Scale:
     watch_epochs: int = 150  # of a run with the live page, some seconds
     layout_steps: int = 20  # of a split model
     shard_floats: int = 100_000_000  # of a model on a store of several processes
+    width: int = 768  # of a transformer of 100 M parameters
+    layers: int = 14
     workers: int = 10_000  # of the simulated cluster
     mnist: Path | None = None
 
@@ -52,6 +54,8 @@ QUICK = Scale(
     demo_epochs=2,
     watch_epochs=20,
     layout_steps=4,
+    width=64,
+    layers=4,
     shard_floats=4_000_000,
     workers=1_000,
 )

@@ -18,6 +18,7 @@ HEADINGS = {
     "## Your own loop": "## 用你自己的训练循环",
     "## What the demo prints": "## 演示的输出",
     "## Compare": "## 比较",
+    "## Split models": "## 拆分模型",
     "## The disciplines": "## 同步策略",
     "## What it does not do": "## 它不做什么",
     "## Read on": "## 延伸阅读",

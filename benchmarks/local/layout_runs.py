@@ -107,12 +107,42 @@ def mnist_accuracy(
     return {"accuracy": accuracy(run.model, task.test.tensors)}
 
 
-def predicted(layout: str, steps: int) -> dict[str, Any]:
-    """Seconds of a step of the character transformer, as predicted and as measured."""
+def memory(width: int, layers: int, stages: int) -> dict[str, Any]:
+    """The most bytes that a process of a split transformer and of its store holds."""
+    task = _text(samples=16, width=width, layers=layers, heads=8)
+    run = ob.train(
+        task.model,
+        task.data,
+        task.loss,
+        discipline="bsp",
+        optimizer=partial(torch.optim.Adam, lr=1e-4),
+        layout=f"pp={stages},split=parameters",
+        shards=stages,
+        workers=1,
+        threads=1,
+        batch_size=8,
+        checkpoint_every=NEVER,
+    )
+    figures = run.summary()
+    assert figures.layout is not None
+    return {
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+        "worker": max(process.nbytes for process in figures.layout.per_process),
+        "server": figures.memory["store_largest"],
+    }
+
+
+def _text(samples: int, **sizes: int) -> ob.Task:
+    """The character transformer on a text that holds about so many windows to train on."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "text.txt")
-        path.write_text(TEXT * (64 * 32 * (steps + 2 * WARM_UP) * 10 // 9 // len(TEXT) + 64))
-        task = chars(path)
+        path.write_text(TEXT * (64 * samples * 10 // 9 // len(TEXT) + 64))
+        return chars(path, **sizes)
+
+
+def predicted(layout: str, steps: int) -> dict[str, Any]:
+    """Seconds of a step of the character transformer, as predicted and as measured."""
+    task = _text(samples=32 * (steps + 2 * WARM_UP))
     torch.set_num_threads(1)
     sample = torch.stack([task.data[index][0] for index in range(32)])
     told = ob.explain(layout, task.model, sample)

@@ -25,6 +25,7 @@ def layouts(scale: Scale) -> list[Figure]:
         *_asynchronous(scale),
         *_accuracy(scale),
         _hybrid(scale),
+        *_memory(scale),
         *_predicted(scale),
     ]
 
@@ -129,6 +130,33 @@ def _hybrid(scale: Scale) -> Figure:
         at_least=0.9,
         peers=(Peer("both", both, "samples/s"), Peer("sum of each alone", sum(each), "samples/s")),
     )
+
+
+def _memory(scale: Scale) -> list[Figure]:
+    """A transformer with Adam over four stages and four shards, against one process with it all."""
+    held = alone(
+        "local.layout_runs:memory", {"width": scale.width, "layers": scale.layers, "stages": STAGES}
+    )
+    whole = 16 * held["parameters"]  # bytes: parameters, gradients and two averages
+    beside = f"{held['parameters'] / 1e6:.0f} M parameters, Adam; one process holds 16 bytes each"
+    return [
+        Figure(
+            f"pp={STAGES}: parameters, gradients and state of the largest worker process",
+            held["worker"] / whole,
+            "x",
+            at_most=0.30,
+            beside=beside,
+            peers=(Peer("worker process", held["worker"] / 1e6, "MB"),),
+        ),
+        Figure(
+            f"{STAGES} shards: parameters and state of the largest server process",
+            held["server"] / whole,
+            "x",
+            at_most=0.30,
+            beside=beside,
+            peers=(Peer("server process", held["server"] / 1e6, "MB"),),
+        ),
+    ]
 
 
 def _predicted(scale: Scale) -> list[Figure]:

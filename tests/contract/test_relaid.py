@@ -1,4 +1,4 @@
-"""Checkpoints know nothing of layouts: a run goes on with replicas that are split in another way."""
+"""Checkpoints know nothing of layouts: a run goes on with replicas split in another way."""
 
 from functools import partial
 from pathlib import Path

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import offbeat as ob
-from offbeat.engine import crew as crew_module
+from offbeat.engine import local_plan
 from offbeat.link import memory
 from offbeat.log import EpochDone, Evaluated, Joined, Lost, Updated
 from offbeat.store import checkpoint
@@ -350,7 +350,7 @@ def test_too_little_memory_is_found_before_any_process(monkeypatch):
 
 
 def test_too_few_open_files_are_found_before_any_process(monkeypatch):
-    monkeypatch.setattr(crew_module.resource, "getrlimit", lambda what: (40, 4096))
+    monkeypatch.setattr(local_plan.resource, "getrlimit", lambda what: (40, 4096))
     with nothing_left():
         said = message_of(ob.ConfigError, lambda: run("local", problem(), "bsp", workers=64))
     assert "64 workers need" in said

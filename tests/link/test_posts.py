@@ -35,8 +35,9 @@ def test_every_kind_of_waiting_has_words(tag: tuple[str, int, int], words: str) 
 def test_every_kind_that_is_sent_is_known() -> None:
     from offbeat.engine.flow import MADE
     from offbeat.engine.team import ANSWER, ORDER
+    from offbeat.replica.open import OUT
 
-    assert {ONWARD, BACK, TIED, ORDER[0], ANSWER[0], MADE[0], SHARED[0]} == set(KINDS)
+    assert {ONWARD, BACK, TIED, ORDER[0], ANSWER[0], MADE[0], SHARED[0], OUT} == set(KINDS)
 
 
 def test_a_note_is_taken_back() -> None:
