@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import offbeat as ob
+from offbeat.engine import crew as crew_module
 from offbeat.engine import local_plan
 from offbeat.link import memory
 from offbeat.log import EpochDone, Evaluated, Joined, Lost, Updated
