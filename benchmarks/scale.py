@@ -27,7 +27,7 @@ class Scale:
     demo_rows: int | None = None  # all
     demo_epochs: int | None = None  # as many as the demo has
     watch_epochs: int = 150  # of a run with the live page, some seconds
-    layout_steps: int = 20  # of a split model
+    layout_steps: int = 12  # of a split model
     shard_floats: int = 100_000_000  # of a model on a store of several processes
     width: int = 768  # of a transformer of 100 M parameters
     layers: int = 14
