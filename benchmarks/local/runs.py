@@ -170,7 +170,7 @@ def resnet(
     steps: int,
     side: int,
     sync: str = "asp",
-    via: str = "store",
+    **how: Any,
 ) -> dict[str, Any]:
     """ResNet-50: a step's seconds, images/s of all workers, and the peak of the largest."""
     task, seen = resnet50(side=side), Steps(workers)
@@ -179,7 +179,6 @@ def resnet(
         task.data,
         task.loss,
         discipline=sync,
-        via=via,
         optimizer=task.optimizer,
         workers=workers,
         threads=threads,
@@ -187,6 +186,7 @@ def resnet(
         epochs=ceil((steps + WARM_UP + 1) * workers * batch / len(task.data)),  # type: ignore[arg-type]
         checkpoint_every=NEVER,
         listeners=[seen],
+        **how,
     )
     lasted = [after - before for mine in seen.times for before, after in pairwise(mine[WARM_UP:])]
     return {
@@ -197,7 +197,13 @@ def resnet(
 
 
 def article(
-    folder: str, epochs: int, batch: int, seed: int, samples: int | None, lr: float
+    folder: str,
+    epochs: int,
+    batch: int,
+    seed: int,
+    samples: int | None,
+    lr: float,
+    overlap: bool = False,
 ) -> dict[str, Any]:
     """ASU-P on two workers with one thread each: seconds of training, and the accuracy then."""
     task, steps = mnist(folder, seed=seed, limit=samples), Steps(2)
@@ -212,6 +218,7 @@ def article(
         batch_size=batch,
         epochs=epochs,
         schedule=ob.Schedule(falling(updates), per="version"),
+        overlap=overlap,
         seed=seed,
         checkpoint_every=NEVER,
         listeners=[steps],

@@ -3,11 +3,15 @@
 from itertools import combinations, pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import offbeat as ob
 from offbeat.layout.partition import Problem, evenly, partition
+from offbeat.recipes.chars import CharTransformer
+from offbeat.recipes.resnet import ResNet50
 
 
 def all_splits(blocks: int, stages: int) -> list[tuple[int, ...]]:
@@ -103,3 +107,33 @@ def test_bad_problems() -> None:
         Problem((1.0, 1.0), (1.0, 0.0))
     with pytest.raises(ob.ConfigError, match="1 cuts"):
         Problem((1.0, 1.0), (1.0,), (1.0, 2.0))
+
+
+REAL = {
+    "ResNet-50": (lambda: ResNet50(10), lambda: torch.randn(2, 3, 32, 32)),
+    "characters": (
+        lambda: CharTransformer("abcdefgh", 8, 32, 6, 2),
+        lambda: torch.randint(8, (4, 8)),
+    ),
+}
+
+
+@pytest.mark.parametrize("speeds", [(1.0,) * 2, (1.0,) * 4, (2.0, 1.0), (1.0, 2.0, 2.0, 1.0)])
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_are_cut_as_well_as_can_be(name: str, speeds: tuple[float, ...]) -> None:
+    """With the times that were measured, no split at all has a stage less as its slowest."""
+    make, sample = REAL[name]
+    model: nn.Module = make()
+    inputs: Tensor = sample()
+    layout = ob.Layout(pp=len(speeds), microbatches=1, schedule="gpipe")
+    told = ob.explain(layout, model, inputs, speeds=speeds)
+    problem = Problem(told.profile.times, speeds)
+    starts = [cost.name for cost in told.profile.blocks]
+    found = slowest(problem, (0, *(starts.index(first) for first in told.split)))
+    best = min(slowest(problem, every) for every in all_splits(len(problem.times), len(speeds)))
+    assert found == pytest.approx(best)
+    if speeds == (2.0, 1.0):  # the faster process has about two thirds of the work
+        first = told.stages[0]
+        share = 2 * (first.forward + first.backward) / sum(problem.times)
+        largest = max(problem.times) / sum(problem.times)
+        assert abs(share - 2 / 3) <= largest
