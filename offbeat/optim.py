@@ -18,9 +18,6 @@ __all__ = ["BlockMomentum", "DelayedNesterov", "RMSMomentum"]
 # weighs a contribution by scaling the rate, takes effect at once.
 
 
-_FEW = 1 << 20  # bytes; a large model goes tensor by tensor, which is kinder to the cache
-
-
 class _Limit(NamedTuple):
     """What a hyper-parameter may be, as a test and in words."""
 
@@ -75,12 +72,10 @@ class _Rule(Optimizer):
             for p in group["params"]:
                 self._refuse_unsupported(p.grad)
         for group in self.param_groups:
-            self._update_all([(p, p.grad) for p in group["params"] if p.grad is not None], group)
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, self.state[p], group)
         return loss
-
-    def _update_all(self, work: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
-        for p, grad in work:
-            self._update(p, grad, self.state[p], group)
 
     def _refuse_unsupported(self, grad: Tensor | None) -> None:
         if grad is None:
@@ -140,24 +135,6 @@ class RMSMomentum(_Rule):
             "weight_decay": weight_decay,
         }
         super().__init__(params, defaults)
-
-    def _update_all(self, work: list[tuple[Tensor, Tensor]], group: dict[str, Any]) -> None:
-        """Few bytes: the same sums over lists, since calling costs more than computing."""
-        size = sum([p.numel() * p.element_size() for p, _ in work])
-        states = [self.state[p] for p, _ in work]
-        if not work or size > _FEW or group["weight_decay"] or not all(states):
-            super()._update_all(work, group)
-            return
-        grads = [grad for _, grad in work]
-        squares = [state["square_avg"] for state in states]
-        velocities = [state["momentum_buffer"] for state in states]
-        torch._foreach_mul_(squares, group["rho"])
-        torch._foreach_addcmul_(squares, grads, grads, 1 - group["rho"])
-        roots = torch._foreach_add(squares, group["eps"])
-        torch._foreach_sqrt_(roots)
-        torch._foreach_mul_(velocities, group["momentum"])
-        torch._foreach_addcdiv_(velocities, grads, roots, float(group["lr"]))
-        torch._foreach_sub_([p for p, _ in work], velocities)
 
     def _update(
         self, p: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]

@@ -79,7 +79,10 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "lease", "layout.tree"),
         *("replica.open", "replica.part", "replica.passes"),
     },
-    "store.updater": {"errors", "choices", "discipline", "optim", "task", "store.table"},
+    "store.joint": {"optim", "store.table"},
+    "store.updater": {
+        *("errors", "choices", "discipline", "optim", "task", "store.table", "store.joint"),
+    },
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
     "store.home": {"errors", "store.table", "store.updater"},

@@ -21,6 +21,7 @@ class Home:
     def keep(self, updaters: Sequence[Updater]) -> None:
         """After a step: whatever the rules hold elsewhere is moved here."""
         for updater in updaters:
+            updater.separate()
             for name, tensor in updater.tensors.items():
                 state = updater.rule.state.get(tensor)
                 for key, value in (state or {}).items():

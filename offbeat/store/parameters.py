@@ -43,6 +43,13 @@ class Step:
             return views
         return {name: view for name, view in views.items() if name not in self.absent}
 
+    def apply(self, shard: int, updater: Updater) -> None:
+        """Let the rule of a shard make its step."""
+        if self.absent:
+            updater.step(self.views(shard), self.rate)
+        else:
+            updater.step_along(self.gradients[shard], self.rate)
+
 
 class Parameters:
     """The parameters of a model in flat shards, and how contributions change them."""
@@ -70,7 +77,7 @@ class Parameters:
         self.flats = [Flat(t) for t in mine] if flats is None else [flats[i] for i in self.held]
         self.pull_bytes = sum(table.payload_bytes for table in self.tables)
         self.begin(model)
-        self.updaters = [Updater(recipe, flat.views) for flat in self.flats]
+        self.updaters = [Updater(recipe, flat.views, flat) for flat in self.flats]
         self.clip = recipe.clip
         self._digest = Digest(self.flats)
         self.weigher = Weigher(weigh, self.flats)
@@ -154,7 +161,7 @@ class Parameters:
         """Apply the rule."""
         before = self.weigher.before_step()
         for shard, updater in enumerate(self.updaters):
-            updater.step(step.views(shard), step.rate)
+            step.apply(shard, updater)
         self.weigher.after_step(before)
         if step.live[0].updater:
             self._average_updaters(step.live)

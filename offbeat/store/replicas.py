@@ -20,7 +20,7 @@ class Own:
 
     def __init__(self, flats: Sequence[Flat], recipe: Recipe):
         self.flats = [flat.clone() for flat in flats]
-        self.updaters = [Updater(recipe, flat.views) for flat in self.flats]
+        self.updaters = [Updater(recipe, flat.views, flat) for flat in self.flats]
         self.digest = Digest(self.flats)
 
 
@@ -105,7 +105,7 @@ class Replicas(Parameters):
         if self.clip is not None and self.clip.norm is not None:
             self.shrink(step, self.norms(step))
         for shard, updater in enumerate(self.own[part.worker].updaters):
-            updater.step(step.views(shard), step.rate)
+            step.apply(shard, updater)
         return step.rate
 
     @torch.no_grad()

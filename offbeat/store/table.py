@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from offbeat.errors import CheckpointError, ConfigError
 
 ALIGNMENT = 64  # bytes; a cache line, so that two tensors never share one
+# Bytes up to which calling costs more than computing. PyTorch's way to an operation is long, and a
+# server that works once in a while finds none of it in the cache; NumPy's is short.
+FEW = 1 << 20
 Policy = Literal["shared", "averaged", "local"]
 BUFFER_POLICIES = ("averaged", "local")
 
@@ -101,7 +104,10 @@ class Flat:
         }
 
     def copy_(self, other: "Flat") -> "Flat":
-        self.buffer.copy_(other.buffer)
+        if self.table.nbytes <= FEW:
+            self.bytes[:] = other.bytes
+        else:
+            self.buffer.copy_(other.buffer)
         return self
 
     def clone(self) -> "Flat":

@@ -1,7 +1,6 @@
 """A rule over named tensors: a PyTorch optimiser with its groups, schedule and clipping."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,8 @@ from offbeat import optim
 from offbeat.choices import Rule, Yours
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError
-from offbeat.store.table import total_bytes
+from offbeat.store.joint import Joint
+from offbeat.store.table import Flat
 from offbeat.task import OptimizerFactory
 
 
@@ -64,7 +64,6 @@ class Clip:
         return torch.clamp(self.norm / (total + 1e-6), max=1.0)
 
 
-_FEW = 1 << 20  # bytes; a large model goes tensor by tensor, which is kinder to the cache
 # Rules whose step is known to need nothing from its wrappers but that gradients are off.
 _BARE = (
     "torch.optim.sgd", "torch.optim.adam", "torch.optim.adamw", "torch.optim.adagrad",
@@ -88,7 +87,8 @@ class Recipe:
 class Updater:
     """The rule at work on some tensors."""
 
-    def __init__(self, recipe: Recipe, tensors: Mapping[str, Tensor]):
+    def __init__(self, recipe: Recipe, tensors: Mapping[str, Tensor], flat: Flat | None = None):
+        """`flat` is where the tensors lie, if all of one does."""
         self.recipe = recipe
         self.names: list[str] = []
         groups = []
@@ -116,25 +116,38 @@ class Updater:
                 "use a schedule that depends on the step alone"
             )
         self.moved = 0  # how often the schedule has moved on
-        # Plain gradient descent over few bytes: the sums themselves, without looking for more.
-        self._plain = _is_plain(self.rule) and total_bytes(self.tensors.values()) <= _FEW
-        self._plain &= not any(tensor.requires_grad for tensor in self.tensors.values())
-        self._ours = list(self.tensors.values())
+        # A scheduler wonders why it is moved before any step. Here steps go past where it counts
+        # them, and a worker that joins late moves its schedule on first, and means to.
+        vars(self.rule)["_opt_called"] = True
+        self._joint = None if flat is None else Joint.of(self.rule, flat, self.tensors)
+        self._plain = _is_plain(self.rule)
         self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
         """One step along `gradients`, with every learning rate scaled by `rate` for this step."""
-        if self._plain:
-            given = [g for name in self.names if (g := gradients.get(name)) is not None]
-            if len(given) == len(self.names):
-                lr = self.rule.param_groups[0]["lr"] * rate
-                torch._foreach_add_(self._ours, given, alpha=-lr)
-                return
+        self.separate()
         for name, tensor in self.tensors.items():
             tensor.grad = gradients.get(name)
         self.step_in_place(rate)
         for tensor in self.tensors.values():
             tensor.grad = None
+
+    def step_along(self, gradient: Flat, rate: float = 1.0) -> None:
+        """The same along the gradient of all tensors, at once where the rule allows it."""
+        joint = self._joint
+        if joint is not None and self._plain:
+            joint.vector.add_(gradient.spans[0], alpha=-self.rule.param_groups[0]["lr"] * rate)
+        elif joint is not None and joint.enter(gradient.spans[0]):
+            self.step_in_place(rate)
+            joint.leave()
+        else:
+            self.step(gradient.views, rate)
+
+    def separate(self) -> None:
+        """From now on every tensor has a state of its own."""
+        if self._joint is not None:
+            self._joint.part()
+            self._joint = None
 
     def step_in_place(self, rate: float = 1.0) -> None:
         """One step along the gradients the tensors already carry."""
@@ -149,10 +162,7 @@ class Updater:
             group["lr"] = lr
 
     def _step(self) -> None:
-        """A step without PyTorch's wrappers for profiles and hooks, which cost more than it.
-
-        A scheduler wraps the step as well, to see that one came before it; `advance` knows that.
-        """
+        """A step without PyTorch's wrappers for profiles and hooks, which cost more than it."""
         rule = self.rule
         hooked = rule._optimizer_step_pre_hooks or rule._optimizer_step_post_hooks
         if hooked or type(rule).__module__ not in _BARE:
@@ -168,12 +178,9 @@ class Updater:
         target = epoch if self.recipe.schedule.per == "epoch" else version
         if self.moved >= target:
             return
-        with warnings.catch_warnings():
-            # A worker that joins late moves its schedule on before its first step, and means to.
-            warnings.filterwarnings("ignore", message=r"Detected call of `lr_scheduler\.step\(\)`")
-            while self.moved < target:
-                self.scheduler.step()
-                self.moved += 1
+        while self.moved < target:
+            self.scheduler.step()
+            self.moved += 1
 
     @property
     def kind(self) -> str:
