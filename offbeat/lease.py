@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence, Set
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ class Ledger:
     def __init__(self, samples: int):
         self.samples = samples
         self.done: list[dict[str, int]] = []  # counts of finished epochs, in order
-        self.open: dict[int, np.ndarray[Any, Any]] = {}  # times applied, per position
+        self.open: dict[int, dict[tuple[int, int], int]] = {}  # times applied, per range
         self.lost: dict[int, dict[str, int]] = {}  # dropped and skipped, per open epoch
         self.applied = 0  # samples in applied contributions, all epochs
         self._settled: dict[int, int] = {}
@@ -38,12 +38,13 @@ class Ledger:
         full = False
         for epoch, start, stop in leases:
             if epoch not in self.open:
-                self.open[epoch] = np.zeros(self.samples, dtype=np.uint8)
+                self.open[epoch] = {}
                 self.lost[epoch] = {"dropped": 0, "skipped": 0}
                 self._settled[epoch] = 0
             samples = stop - start
             if outcome == "applied":
-                self.open[epoch][start:stop] += 1
+                ranges, mine = self.open[epoch], (start, stop)
+                ranges[mine] = ranges.get(mine, 0) + 1
                 self.applied += samples
             else:
                 self.lost[epoch][outcome] += samples
@@ -62,7 +63,7 @@ class Ledger:
         return epoch
 
     def _counts(self, epoch: int) -> dict[str, int]:
-        times = self.open[epoch]
+        times = self.times(epoch)
         return {
             "applied": int(np.count_nonzero(times == 1)),
             "repeated": int(np.count_nonzero(times > 1)),
@@ -70,12 +71,19 @@ class Ledger:
             **self.lost[epoch],
         }
 
+    def times(self, epoch: int) -> np.ndarray[Any, Any]:
+        """How often each sample of an open epoch has been applied."""
+        times = np.zeros(self.samples, dtype=np.uint8)
+        for (start, stop), count in self.open[epoch].items():
+            times[start:stop] += count
+        return times
+
     def summary(self) -> list[dict[str, int]]:
         """Counts of every epoch that has begun."""
         return self.done + [self._counts(epoch) for epoch in sorted(self.open)]
 
     def state(self) -> dict[str, Any]:
-        runs = {str(epoch): _runs(times) for epoch, times in self.open.items()}
+        runs = {str(epoch): _runs(self.times(epoch)) for epoch in self.open}
         return {
             "done": self.done,
             "applied": self.applied,
@@ -98,9 +106,13 @@ def _runs(times: np.ndarray[Any, Any]) -> list[list[int]]:
     return [[stop - start, int(times[start])] for start, stop in pairwise(bounds) if stop > start]
 
 
-def _from_runs(runs: list[list[int]]) -> np.ndarray[Any, Any]:
-    lengths = [length for length, _ in runs]
-    return np.repeat(np.array([value for _, value in runs], dtype=np.uint8), lengths)
+def _from_runs(runs: list[list[int]]) -> dict[tuple[int, int], int]:
+    stops = accumulate(length for length, _ in runs)
+    return {
+        (stop - length, stop): count
+        for stop, (length, count) in zip(stops, runs, strict=True)
+        if count
+    }
 
 
 class Leases:

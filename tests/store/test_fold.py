@@ -51,7 +51,8 @@ def unsettled(made: Store) -> set[tuple[int, int]]:
     """Every sample that has not been dealt with, as (epoch, position)."""
     every = {(epoch, place) for epoch in range(EPOCHS) for place in range(SAMPLES)}
     done = {(e, p) for e in range(len(made.leases.ledger.done)) for p in range(SAMPLES)}
-    for epoch, times in made.leases.ledger.open.items():
+    for epoch in made.leases.ledger.open:
+        times = made.leases.ledger.times(epoch)
         done |= {(epoch, place) for place in range(SAMPLES) if times[place]}
     return every - done
 
