@@ -16,6 +16,7 @@ from offbeat.store.table import Entry, Flat, Table
 # Larger models go back to their last checkpoint: two more passes over memory for every update
 # would cost more than the updates themselves (see docs/faults.md).
 LARGEST = 16 << 20
+Learnt = tuple[str, Mapping[str, Tensor]]  # a prefix of the names, and tensors by the rest of them
 
 
 class Images:
@@ -37,8 +38,10 @@ class Images:
         self.rest = [Flat(table, self.arena.take(table.nbytes)) for _ in range(2)]
         # What this process has put into each image beside the parameters, and where; an earlier
         # server may have left something else there.
+        self.seen: list[list[Learnt] | None] = [None, None]
         self.written: list[list[str] | None] = [None, None]
         self.places: list[list[Tensor]] = [[], []]
+        self.sources: list[list[Tensor]] = [[], []]
 
     @classmethod
     def of(cls, job: Job, parameters: Parameters, averaged: Table) -> "Images | None":
@@ -57,17 +60,26 @@ class Images:
         for mine, theirs in zip(self.flats[place], self.parameters.flats, strict=True):
             mine.copy_(theirs)
         rest = learnt(self.parameters)
-        names = list(rest)
+        # The same objects have the same names: looking at those costs more than copying.
+        if not _identical(rest, self.seen[place]) and not self._find(place, rest):
+            return  # a rule that has learnt something new: an image without it would be wrong
+        if self.sources[place]:
+            torch._foreach_copy_(self.places[place], self.sources[place])
+        self.versions[place] = version
+
+    def _find(self, place: int, rest: list[Learnt]) -> bool:
+        """Where everything that has been learnt goes; False if something has no place."""
+        names = [prefix + path for prefix, tensors in rest for path in tensors]
         if names != self.written[place]:
             if not all(name in self.index for name in names):
-                return  # a rule that has learnt something new: an image without it would be wrong
+                return False
             self.present[place] = 0
             self.present[place, [self.index[name] for name in names]] = 1
             self.written[place] = names
             self.places[place] = [self.rest[place].views[name] for name in names]
-        if rest:
-            torch._foreach_copy_(self.places[place], list(rest.values()))
-        self.versions[place] = version
+        self.sources[place] = [tensor for _, tensors in rest for tensor in tensors.values()]
+        self.seen[place] = rest
+        return True
 
     def read(self, version: int) -> dict[str, Tensor] | None:
         """What the store had learnt at `version`, if that image is whole."""
@@ -93,23 +105,29 @@ def _table(parameters: Parameters, averaged: Table) -> Table:
     nothing = [Flat(flat.table) for flat in parameters.flats]
     parameters.update([Contribution(Part(0, 1, 0, 0, [], 1), nothing)])
     entries = [
-        Entry(name, tuple(tensor.shape), tensor.dtype, "shared")
-        for name, tensor in learnt(parameters).items()
+        Entry(prefix + path, tuple(tensor.shape), tensor.dtype, "shared")
+        for prefix, tensors in learnt(parameters)
+        for path, tensor in tensors.items()
     ]
     beside = [Entry(f"updater/{e.name}", e.shape, e.dtype, "shared") for e in averaged]
     return Table.of([*entries, *beside])
 
 
-def learnt(parameters: Parameters) -> Mapping[str, Tensor]:
+def learnt(parameters: Parameters) -> list[Learnt]:
     """The state beside the parameters that no worker brings along when it joins again."""
-    found: dict[str, Tensor] = {}
+    found: list[Learnt] = []
     for updater in parameters.updaters:
         if updater.rule.state:
-            found |= {f"rule/{path}": t for path, t in updater.tensors_of_state().items()}
+            found.append(("rule/", updater.tensors_of_state()))
     if parameters.weigher.needed:
-        for path, tensor in parameters.weigher.state().items():
-            if not path.startswith("backup/"):
-                found[f"weigh/{path}"] = tensor
+        state = parameters.weigher.state().items()
+        found.append(("weigh/", {k: t for k, t in state if not k.startswith("backup/")}))
     if parameters.updater_state:
-        found |= {f"updater/{path}": t for path, t in parameters.updater_state.items()}
+        found.append(("updater/", parameters.updater_state))
     return found
+
+
+def _identical(one: list[Learnt], other: list[Learnt] | None) -> bool:
+    if other is None or len(one) != len(other):
+        return False
+    return all(mine is theirs for (_, mine), (_, theirs) in zip(one, other, strict=True))

@@ -63,6 +63,7 @@ class Store:
         self._low, self._last = board.UNBOUND, 0  # the smallest binding clock, and whose it is
         self._sure = False  # whether these two still hold
         self._moved = False  # whether a waiting worker may have been released
+        self._waiting: set[int] = set()  # all who wait, and perhaps some who do no longer
 
     # ------------------------------------------------------------ workers come and go
 
@@ -220,6 +221,7 @@ class Store:
         if self._free:
             return [worker]
         self.cells[Row.WAITING, worker] = 1
+        self._waiting.add(worker)
         free = self.released(worker)
         if worker not in free:
             last = board.furthest_behind(self.cells) if self._barrier else self._last
@@ -235,15 +237,17 @@ class Store:
             low = self.cells.item(Row.BINDING, self._last)
             self._moved |= low != self._low
             self._low, self._sure = low, True
-        if self._moved:
-            self._moved = False
+        if self._moved and not (len(self._waiting) == 1 and asking in self._waiting):
             free = board.released(self.cells, self.discipline)
         elif asking is not None and board.may_go(self.cells, asking, self.discipline, self._low):
             free = [asking]
         else:
-            return []
+            free = []
+        self._moved = False
         # From here on they are on their way, so that nobody is released twice.
-        self.cells[Row.WAITING, free] = 0
+        for one in free:
+            self.cells[Row.WAITING, one] = 0
+        self._waiting.difference_update(free)
         return free
 
     def pull(self, worker: int, now: float, computed: list[Lease] | None = None) -> Snapshot:
@@ -288,6 +292,7 @@ class Store:
         self.version, self.epoch = state["version"], state["epoch"]
         self.cells[:] = state["board"]
         self._low, self._moved = state["low"], state["moved"]
+        self._waiting = set(self.cells[Row.WAITING].nonzero()[0].tolist())
         self._sure = False
         self.leases.load(state["leases"])
 

@@ -26,11 +26,12 @@ class Joint:
     def __init__(self, rule: torch.optim.Optimizer, flat: Flat, tensors: Mapping[str, Tensor]):
         self.rule, self.vector = rule, flat.spans[0]
         self.group: dict[str, Any] = rule.param_groups[0]
-        self.each: Sequence[Tensor] = list(tensors.values())
+        self.names, self.each = list(tensors), list(tensors.values())
         size = self.vector.element_size()
         self.starts = [flat.table[name].offset // size for name in tensors]
         self.one = [self.vector]
         self.shared: list[Any] = []  # the state that the views by name belong to
+        self.named: dict[str, Tensor] | None = None  # these views by `name/key`, while they hold
 
     @classmethod
     def of(
@@ -72,6 +73,10 @@ class Joint:
             self.shared = now
             self._share(state)
 
+    def forget(self) -> None:
+        """The state is another from now on."""
+        self.named = None
+
     def part(self) -> None:
         """Let every tensor have a state of its own, since one of them goes another way."""
         if self.rule.state.pop(self.vector, None) is None:
@@ -108,13 +113,16 @@ class Joint:
 
     def _share(self, state: Mapping[str, Any]) -> None:
         """Give each tensor its part of the state, as a view."""
-        for start, tensor in zip(self.starts, self.each, strict=True):
+        self.named = {}
+        for name, start, tensor in zip(self.names, self.starts, self.each, strict=True):
             mine = self.rule.state[tensor]
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dim():
                     mine[key] = value[start : start + tensor.numel()].view(tensor.shape)
                 else:
                     mine[key] = value
+                if isinstance(value, Tensor):
+                    self.named[f"{name}/{key}"] = mine[key]
 
 
 def _of(value: Any, tensor: Tensor) -> bool:

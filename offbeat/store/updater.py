@@ -196,12 +196,19 @@ class Updater:
 
     def reset(self) -> None:
         """Forget momentum and the like, keep the rates."""
+        self._forget()
+
+    def _forget(self) -> None:
         self.rule.state.clear()
+        if self._joint is not None:
+            self._joint.forget()
 
     # ------------------------------------------------------------ state as named tensors
 
     def tensors_of_state(self) -> dict[str, Tensor]:
         """The rule's state as `name/key` tensors; numbers become 0-d tensors."""
+        if self._joint is not None and self._joint.named is not None:
+            return self._joint.named
         found: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():
             for key, value in self.rule.state.get(tensor, {}).items():
@@ -213,7 +220,7 @@ class Updater:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take the rule's state from named tensors, as `tensors_of_state` gave them."""
-        self.rule.state.clear()
+        self._forget()
         for path, value in state.items():
             name, _, key = path.rpartition("/")
             if name in self.tensors:
