@@ -1,35 +1,46 @@
 """The least that a server process adds to the steps of two workers: signals, an axpy, a copy."""
 
+import json
 import os
 import selectors
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.peers.common import batches, made_up, small_mlp
 
 WORKERS, WARM_UP, RATE = 2, 100, 1e-3
+# Nothing exchanged; exchanged and nothing more; and with what a run promises: a gradient is found
+# finite, an update leaves its hash in a log, and a copy that outlives a kill.
+Kind = Literal["apart", "bare", "promising"]
 
 
 def added(steps: int, repeats: int, batch: int = 32) -> dict[str, Any]:
-    """Median seconds that the exchange adds to a step of the small MLP.
+    """Median seconds that the exchange adds to a step of the small MLP, bare and promising.
 
-    Nothing is counted, logged, checked or kept: a packet of one byte says that a gradient lies in
-    shared memory, the server adds it to the parameters and copies these back, and a packet of one
-    byte says so. Each repeat has the same steps without exchange before it.
+    Bare, nothing is counted, logged, checked or kept: a packet of one byte says that a gradient
+    lies in shared memory, the server adds it to the parameters and copies these back, and a packet
+    of one byte says so. Each repeat has the same steps without exchange before it.
     """
-    found = [_seconds(steps, batch, True) - _seconds(steps, batch, False) for _ in range(repeats)]
-    return {"seconds": median(found)}
+    found: dict[str, list[float]] = {"bare": [], "promising": []}
+    for _ in range(repeats):
+        apart = _seconds(steps, batch, "apart")
+        found["bare"].append(_seconds(steps, batch, "bare") - apart)
+        found["promising"].append(_seconds(steps, batch, "promising") - apart)
+    return {kind: median(seconds) for kind, seconds in found.items()}
 
 
-def _seconds(steps: int, batch: int, exchanging: bool) -> float:
+def _seconds(steps: int, batch: int, kind: Kind) -> float:
     """Mean seconds of a step of workers that run at the same time."""
     floats = sum(p.numel() for p in small_mlp().parameters())
     parameters = torch.zeros(floats).share_memory_()
@@ -45,7 +56,8 @@ def _seconds(steps: int, batch: int, exchanging: bool) -> float:
         for number, (theirs, mine) in enumerate(pairs):
             theirs.close()
             selector.register(mine, selectors.EVENT_READ, (mine, *slots[number]))
-        left = WORKERS
+        left, version, promising = WORKERS, 0, kind == "promising"
+        image, log = torch.zeros(2, floats), tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         while left:
             for key, _ in selector.select():
                 wire, gradient, copy = key.data
@@ -54,6 +66,12 @@ def _seconds(steps: int, batch: int, exchanging: bool) -> float:
                     left -= 1
                     continue
                 parameters.add_(gradient, alpha=-RATE)
+                if promising:
+                    version += 1
+                    image[version % 2].copy_(parameters)
+                    seen = xxhash.xxh3_128_hexdigest(parameters.numpy())
+                    line = {"kind": "update", "version": version, "hash": seen}
+                    log.write(json.dumps(line).encode())
                 copy.copy_(parameters)
                 wire.send(b"!")
 
@@ -63,7 +81,7 @@ def _seconds(steps: int, batch: int, exchanging: bool) -> float:
             pairs[other][1].close()
             if other != number:
                 pairs[other][0].close()
-        step = _step(number, batch, *slots[number], wire if exchanging else None)
+        step = _step(number, batch, *slots[number], None if kind == "apart" else wire, kind)
         for _ in range(WARM_UP):
             step()
         start = time.perf_counter()
@@ -72,7 +90,7 @@ def _seconds(steps: int, batch: int, exchanging: bool) -> float:
         taken[number] = (time.perf_counter() - start) / steps
 
     children = [_fork(partial(worker, number)) for number in range(WORKERS)]
-    if exchanging:
+    if kind != "apart":
         children.append(_fork(server))
     for pair in pairs:
         for wire in pair:
@@ -83,7 +101,7 @@ def _seconds(steps: int, batch: int, exchanging: bool) -> float:
 
 
 def _step(
-    seed: int, batch: int, gradient: Tensor, copy: Tensor, wire: socket.socket | None
+    seed: int, batch: int, gradient: Tensor, copy: Tensor, wire: socket.socket | None, kind: Kind
 ) -> Callable[[], None]:
     """A step that applies its gradient itself, or has it applied at the other end of `wire`."""
     model = small_mlp()
@@ -100,6 +118,8 @@ def _step(
             optimizer.step()
             return
         torch.cat([p.grad.view(-1) for p in own if p.grad is not None], out=gradient)
+        if kind == "promising":
+            assert isfinite(gradient.sum().item())
         wire.send(b"!")
         wire.recv(1)
         with torch.no_grad():
