@@ -1,6 +1,5 @@
 """A worker in real time: the cycle says what comes next, the link does it."""
 
-import threading
 import time
 
 from offbeat.contribution import Contribution
@@ -8,8 +7,6 @@ from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.base import Link
 from offbeat.worker import Action, Cycle, Timing, Worker
-
-NEVER = threading.Event()  # waiting for it is waiting
 
 
 class Loop:

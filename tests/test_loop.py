@@ -104,13 +104,12 @@ def test_a_step_takes_the_least_time_it_is_given(monkeypatch):
     clock = [0.0]
     waits: list[float] = []
 
-    class Waiting:
-        def wait(self, seconds: float) -> None:
-            waits.append(seconds)
-            clock[0] += seconds
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        clock[0] += seconds
 
     monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(loop_module, "NEVER", Waiting())
+    monkeypatch.setattr(loop_module.time, "sleep", sleep)
     link = Played(3)
     looped(link, least=0.25)
     assert waits == [0.25] * 3

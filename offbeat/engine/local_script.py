@@ -1,6 +1,7 @@
 """A script on several processes: it runs once up to its loop, and is forked there."""
 
 import sys
+import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from offbeat.kept import Kept
 from offbeat.link.base import Gone, Over, Stopped
 from offbeat.link.memory import Counts
 from offbeat.log import Listener
-from offbeat.loop import NEVER
 from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.script import LoopSeat, Wanted, script_worker
@@ -49,7 +49,7 @@ class ProcessSeat(LoopSeat):
 
     def _abandoned(self) -> NoReturn:
         """The server was killed: the launcher starts everybody anew, this process included."""
-        NEVER.wait()
+        threading.Event().wait()
         raise AssertionError
 
 
