@@ -60,18 +60,6 @@ class Mirror(Parameters):
     def digest_sum(self) -> int:
         return super().digest_sum() if self.looked_at is None else self.looked_at.digest.sum()
 
-    def finite(self) -> bool:
-        self.refresh()
-        return super().finite()
-
-    def export_to(self, into: Mapping[str, Tensor]) -> None:
-        self.refresh()
-        super().export_to(into)
-
-    def state(self) -> dict[str, Tensor]:
-        self.refresh()
-        return super().state()
-
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         self.look_at(None)
         super().load(tensors, meta)

@@ -77,6 +77,7 @@ class Parameters:
         self.flats = [Flat(t) for t in mine] if flats is None else [flats[i] for i in self.held]
         self.pull_bytes = sum(table.payload_bytes for table in self.tables)
         self.begin(model)
+        self.recipe = recipe
         self.updaters = [Updater(recipe, flat.views, flat) for flat in self.flats]
         self.clip = recipe.clip
         self._digest = Digest(self.flats)
@@ -216,7 +217,11 @@ class Parameters:
     def digest(self) -> str:
         return hexadecimal(self.digest_sum())
 
+    def refresh(self) -> None:
+        """Bring up to date what is looked at, tested and saved here, if others hold it."""
+
     def finite(self) -> bool:
+        self.refresh()
         return all(flat.finite() for flat in self.flats)
 
     def export(self, model: nn.Module) -> nn.Module:
@@ -227,6 +232,7 @@ class Parameters:
     @torch.no_grad()
     def export_to(self, into: Mapping[str, Tensor]) -> None:
         """Write the parameters and the averaged buffers, as they are tested and saved."""
+        self.refresh()
         for flat, updater in zip(self.flats, self.updaters, strict=True):
             for name in flat.views:
                 into[name].copy_(updater.value(name))
@@ -239,6 +245,7 @@ class Parameters:
     # ------------------------------------------------------------ state as named tensors
 
     def state(self) -> dict[str, Tensor]:
+        self.refresh()
         found = named("parameters/", self.flats)
         for updater in self.updaters:
             found |= {f"rule/{path}": t for path, t in updater.tensors_of_state().items()}

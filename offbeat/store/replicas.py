@@ -7,11 +7,10 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from offbeat.choices import Weigh
 from offbeat.contribution import Contribution
 from offbeat.data import mix
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import Digest, Flat, Placement, total_bytes, under
+from offbeat.store.table import Digest, Flat, total_bytes, under
 from offbeat.store.updater import Recipe, Updater
 
 
@@ -32,26 +31,12 @@ class Replicas(Parameters):
     """
 
     seed = 0  # of the choice of partners
-
-    def __init__(
-        self,
-        model: nn.Module,
-        placement: Placement,
-        recipe: Recipe,
-        weigh: Weigh,
-        policies: Mapping[str, Any] | None = None,
-        flats: Sequence[Flat] | None = None,
-        held: Sequence[int] | None = None,
-    ):
-        self.recipe = recipe
-        self.own: dict[int, Own] = {}
-        self.present: set[int] = set()
-        self.time = (0, 0)  # version and epoch, for the schedules of those who come late
-        super().__init__(model, placement, recipe, weigh, policies, flats, held)
+    time = (0, 0)  # version and epoch, for the schedules of those who come late
 
     def begin(self, model: nn.Module) -> None:
         super().begin(model)
-        self.own, self.present = {}, set()
+        self.own: dict[int, Own] = {}
+        self.present: set[int] = set()
 
     # ------------------------------------------------------------ who is there
 
@@ -145,14 +130,6 @@ class Replicas(Parameters):
             return xxhash.xxh3_128_intdigest(repr(found).encode())
         return found[0] if found else super().digest_sum()
 
-    def finite(self) -> bool:
-        self.refresh()
-        return super().finite()
-
-    def export_to(self, into: Mapping[str, Tensor]) -> None:
-        self.refresh()
-        super().export_to(into)
-
     @property
     def nbytes(self) -> int:
         held = [*self.updaters, *(u for own in self.own.values() for u in own.updaters)]
@@ -162,7 +139,6 @@ class Replicas(Parameters):
     # ------------------------------------------------------------ state as named tensors
 
     def state(self) -> dict[str, Tensor]:
-        self.refresh()
         found = super().state()
         for worker, own in self.own.items():
             for flat, updater in zip(own.flats, own.updaters, strict=True):

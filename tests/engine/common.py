@@ -107,6 +107,16 @@ def hit(pid: int, what: signal.Signals) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
+def ended(handles: Sequence[int]) -> None:
+    """Wait until the processes of these handles are gone, and close them."""
+    try:
+        for handle in handles:  # readable when its process is gone
+            assert select.select([handle], [], [], 60)[0]
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
 def strike(*names: str, what: signal.Signals = signal.SIGKILL) -> Step:
     """Signals processes, as soon as all of them are there."""
 

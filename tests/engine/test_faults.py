@@ -2,11 +2,9 @@
 
 import errno
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from tests.engine.common import (
     assert_replays,
     children,
     contributed,
+    ended,
     faulty,
     me,
     message_of,
@@ -42,20 +41,6 @@ from tests.engine.common import (
 
 # One of each kind: lock-step, slack, free, sums of gradients, changes of weights, a centre.
 KINDS = ["bsp", "ssp", "asp-dc", "downpour", "local", "easgd"]
-
-
-@pytest.fixture
-def gate(unhurried: None) -> Iterator[Gate]:
-    made = Gate()
-    with nothing_left():
-        yield made
-    made.close()
-
-
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder / "run"
 
 
 # ---------------------------------------------------------------- workers
@@ -504,13 +489,8 @@ def test_everything_ends_with_the_launcher(out, how):
         process.stdin.write(b"go\n")
         process.stdin.close()
         assert process.wait() == -how
-    try:
-        assert len(pids) == 6
-        for handle in handles:  # readable when that process is gone
-            assert select.select([handle], [], [], 60)[0]
-    finally:
-        for handle in handles:
-            os.close(handle)
+    ended(handles)
+    assert len(pids) == 6
     assert list(temporary.iterdir()) == []
     assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
     assert "run.json" in os.listdir(out)

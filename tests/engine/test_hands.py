@@ -2,9 +2,8 @@
 
 import errno
 import os
-import select
 import signal
-from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ import offbeat as ob
 from offbeat.engine import hand as hand_module
 from offbeat.log import EpochDone, Joined, Updated
 from offbeat.store.checkpoint import RunFolder
-from tests.contract.common import named, problem, run, scratch
+from tests.contract.common import named, problem, run
 from tests.engine.common import (
-    Gate,
     Script,
     Step,
     after,
     assert_exact,
     assert_replays,
+    ended,
     faulty,
     hands,
     me,
@@ -35,29 +34,11 @@ from tests.engine.common import (
 )
 
 
-@pytest.fixture
-def gate(unhurried: None) -> Iterator[Gate]:
-    made = Gate()
-    with nothing_left():
-        yield made
-    made.close()
-
-
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder / "run"
-
-
 def gone(pids: list[int]) -> None:
     """Wait until these processes, nobody's children here, have ended."""
     for pid in pids:
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        assert select.select([handle], [], [], 60)[0]
-        os.close(handle)
+        with suppress(ProcessLookupError):
+            ended([os.pidfd_open(pid)])
 
 
 def strike_hand(number: int) -> Step:
@@ -69,8 +50,7 @@ def strike_hand(number: int) -> Step:
             return False
         handle = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
-        assert select.select([handle], [], [], 60)[0]
-        os.close(handle)
+        ended([handle])
         return True
 
     return step

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import offbeat as ob
 from offbeat.log import EpochDone, Joined, Lost, Record
-from tests.contract.common import Problem, problem, run, scratch
+from tests.contract.common import Problem, problem, run
 from tests.engine.common import (
     Gate,
     Script,
@@ -27,6 +27,7 @@ from tests.engine.common import (
     assert_replays,
     children,
     contributed,
+    ended,
     me,
     message_of,
     nothing_left,
@@ -104,12 +105,6 @@ def gate(unhurried: None) -> Iterator[Gate]:
         assert select.select([made.reading], [], [], 60)[0], "a process is left"
         left = bool(os.read(made.reading, 1))
     os.close(made.reading)
-
-
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with scratch() as folder:
-        yield folder / "run"
 
 
 def faulty(
@@ -358,13 +353,8 @@ def test_everything_ends_with_the_launcher(schedule):
         process.stdin.write(b"go\n")
         process.stdin.close()
         assert process.wait() == -signal.SIGKILL
-    try:
-        assert len(pids) == 1 + 2 * 3
-        for handle in handles:  # readable when that process is gone
-            assert select.select([handle], [], [], 60)[0]
-    finally:
-        for handle in handles:
-            os.close(handle)
+    ended(handles)
+    assert len(pids) == 1 + 2 * 3
 
 
 ONCE = """
