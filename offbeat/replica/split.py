@@ -70,6 +70,9 @@ class PartReplica(Replica):
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         return self.part.named_buffers()
 
+    def some_buffers(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        return ((name, buffer) for name, buffer in self.named_buffers() if name in names)
+
 
 def parts_of(tables: Sequence[Table], shards: Shards) -> list[Table]:
     """The tables of a process that has one shard of every parameter that is cut."""

@@ -27,6 +27,7 @@ class Replica:
     ):
         """`flats` already hold parameters, or soon will; without them the model's own are taken."""
         self.model = self._taken(model)
+        self.owners: dict[str, tuple[nn.Module, str]] = {}  # of the buffers
         self.reader, self.loss, self.accumulate = reader, loss, accumulate
         names = {entry.name for table in tables for entry in table}
         # In the model's own order, so that nothing depends on how they are sharded.
@@ -114,14 +115,23 @@ class Replica:
 
     def statistics(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
         """Copies of the buffers that the store averages for evaluation."""
-        if not entries:
-            return {}
-        buffers = dict(self.named_buffers())
-        return {
-            e.name: buffers[e.name].detach().clone()
-            for e in entries
-            if e.policy == "averaged" and e.name in buffers
-        }
+        averaged = [e.name for e in entries if e.policy == "averaged"]
+        return {name: b.detach().clone() for name, b in self.some_buffers(averaged)}
+
+    def some_buffers(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """The buffers of these names that are here, as they are now: a module may replace one."""
+        if not names:
+            return
+        if not self.owners:  # found once, for a walk over the modules takes longer than a copy
+            for prefix, module in self.model.named_modules():
+                for key in module._buffers:
+                    self.owners[f"{prefix}.{key}" if prefix else key] = (module, key)
+        for name in names:
+            if name in self.owners:
+                module, key = self.owners[name]
+                buffer = module._buffers[key]
+                if buffer is not None:
+                    yield name, buffer
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.named_buffers()

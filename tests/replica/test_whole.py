@@ -143,6 +143,34 @@ def test_only_averaged_buffers_leave_as_copies() -> None:
     assert torch.equal(sent["1.running_mean"], before)
 
 
+class Counting(nn.Module):
+    """Replaces its buffer at every call, and another by nothing."""
+
+    seen: torch.Tensor
+    first: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("first", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen, self.first = self.seen + len(x), None
+        made: torch.Tensor = self.linear(x)
+        return made
+
+
+def test_a_buffer_that_a_module_replaces_leaves_as_it_is_now() -> None:
+    model = Counting()
+    mine, entries = replica(model), buffer_entries(model, {})
+    assert sorted(mine.statistics(entries)) == ["first", "seen"]
+    for _ in range(2):
+        mine.compute(Lease(0, 0, 4))
+    sent = mine.statistics(entries)
+    assert {name: tensor.item() for name, tensor in sent.items()} == {"seen": 8.0}
+
+
 def test_random_layers_depend_on_the_lease_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 2))
     one, other = replica(model), replica(model)
