@@ -95,6 +95,7 @@ class Flat:
         self.table = table
         self.buffer = torch.zeros(table.nbytes, dtype=torch.uint8) if buffer is None else buffer
         self.bytes: Any = self.buffer.numpy()
+        self.words = self.buffer.view(torch.int64)  # PyTorch copies these faster than bytes
         self.spans = [self.buffer[s.start : s.stop].view(s.dtype) for s in table.spans]
         self.views = {
             entry.name: self.buffer[entry.offset : entry.offset + entry.nbytes]
@@ -107,7 +108,7 @@ class Flat:
         if self.table.nbytes <= FEW:
             self.bytes[:] = other.bytes
         else:
-            self.buffer.copy_(other.buffer)
+            self.words.copy_(other.words)
         return self
 
     def clone(self) -> "Flat":
