@@ -22,10 +22,11 @@ def resnet(scale: Scale) -> list[Figure]:
     short that moving its gradients counts; what becomes of the figures then is shown beside.
     """
     small = replace(scale, side=scale.small_side)
-    return [_one_worker(scale, 2), _one_worker(small), *_two_workers(scale), _two_workers(small)[0]]
+    one = [_one_worker(scale, at_most=2), _one_worker(small)]
+    return [*one, *_two_workers(scale, at_least=0.95), *_two_workers(small)]
 
 
-def _one_worker(scale: Scale, most: float | None = None) -> Figure:
+def _one_worker(scale: Scale, at_most: float | None = None) -> Figure:
     cores = len(os.sched_getaffinity(0))
     size = _size(scale)
     pairs, least = [], []
@@ -38,7 +39,7 @@ def _one_worker(scale: Scale, most: float | None = None) -> Figure:
         f"ResNet-50, batch 8, one worker: over the plain loop{_images(scale)}",
         100 * (median(mine / theirs for theirs, mine in pairs) - 1),
         "%",
-        at_most=most,
+        at_most=at_most,
         beside=f"{cores} threads each",
         peers=(
             Peer("offbeat step", 1e3 * median(mine for _, mine in pairs), "ms"),
@@ -48,7 +49,7 @@ def _one_worker(scale: Scale, most: float | None = None) -> Figure:
     )
 
 
-def _two_workers(scale: Scale) -> list[Figure]:
+def _two_workers(scale: Scale, at_least: float | None = None) -> list[Figure]:
     pairs, over = [], []
     for _ in range(scale.launches):
         theirs = plain.resnet(processes=2, **_size(scale))
@@ -67,7 +68,7 @@ def _two_workers(scale: Scale) -> list[Figure]:
             f"ResNet-50, batch 8, two workers over {what}",
             median(mine["per_second"] / theirs.per_second for theirs, mine in pairs),
             "x",
-            at_least=None if scale.side == scale.small_side else 0.95,
+            at_least=at_least,
             beside="ASP, one thread each",
             peers=(
                 Peer("offbeat", median(mine["per_second"] for _, mine in pairs), "images/s"),
@@ -79,7 +80,7 @@ def _two_workers(scale: Scale) -> list[Figure]:
             f"ResNet-50, batch 8, two workers with overlap over {what}",
             median(mine["per_second"] / theirs.per_second for theirs, mine in over),
             "x",
-            at_least=0.95,
+            at_least=at_least,
             beside="ASP, one thread each",
             peers=(Peer("offbeat", median(mine["per_second"] for _, mine in over), "images/s"),),
         ),
@@ -133,10 +134,7 @@ def allreduce(scale: Scale) -> list[Figure]:
 
 
 def _offbeat(scale: Scale, workers: int, threads: int, **how: str | bool) -> dict[str, Any]:
-    arguments = {
-        "workers": workers, "threads": threads, "batch": BATCH, "steps": scale.resnet_steps,
-        "side": scale.side, **how,
-    }  # fmt: skip
+    arguments = {"workers": workers, "threads": threads, **_size(scale), **how}
     return alone("local.runs:resnet", arguments, threads)
 
 

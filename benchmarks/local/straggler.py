@@ -1,6 +1,7 @@
 """Small steps and slow workers: the time added to a step, samples/s, start-up, time to accuracy."""
 
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -33,8 +34,11 @@ def small_step(scale: Scale) -> list[Figure]:
         "us",
         lambda: 1e6 * ddp.small_step(steps=scale.small_steps, repeats=scale.repeats).median - base,
     )
-    what = {"steps": scale.small_steps, "repeats": scale.launches}
-    least = alone("peers.bare:added", what)
+    servers = {
+        "bare": "a bare server (signals, axpy, copy) adds",
+        "promising": "one that also logs, hashes and keeps adds",
+    }
+    least = [measured(told, "us", partial(_least, scale, kind)) for kind, told in servers.items()]
     return [
         Figure(
             f"time added to a step of the small MLP, 2 workers, {sync}",
@@ -44,13 +48,18 @@ def small_step(scale: Scale) -> list[Figure]:
             peers=(
                 Peer("offbeat step", 1e6 * median(steps[sync]), "us"),
                 Peer("plain step, two processes at once", base, "us"),
-                Peer("a bare server (signals, axpy, copy) adds", 1e6 * least["bare"], "us"),
-                Peer("one that also logs, hashes and keeps", 1e6 * least["promising"], "us"),
+                *least,
                 peer,
             ),
         )
         for sync in syncs
     ]
+
+
+def _least(scale: Scale, kind: str) -> float:
+    """Microseconds that a server of this kind adds."""
+    arguments = {"kind": kind, "steps": scale.small_steps, "repeats": scale.launches}
+    return 1e6 * float(alone("peers.bare:added", arguments)["seconds"])
 
 
 def straggler(scale: Scale) -> list[Figure]:

@@ -25,19 +25,17 @@ WORKERS, WARM_UP, RATE = 2, 100, 1e-3
 Kind = Literal["apart", "bare", "promising"]
 
 
-def added(steps: int, repeats: int, batch: int = 32) -> dict[str, Any]:
-    """Median seconds that the exchange adds to a step of the small MLP, bare and promising.
+def added(kind: Kind, steps: int, repeats: int, batch: int = 32) -> dict[str, Any]:
+    """Median seconds that the exchange adds to a step of the small MLP.
 
     Bare, nothing is counted, logged, checked or kept: a packet of one byte says that a gradient
     lies in shared memory, the server adds it to the parameters and copies these back, and a packet
     of one byte says so. Each repeat has the same steps without exchange before it.
     """
-    found: dict[str, list[float]] = {"bare": [], "promising": []}
-    for _ in range(repeats):
-        apart = _seconds(steps, batch, "apart")
-        found["bare"].append(_seconds(steps, batch, "bare") - apart)
-        found["promising"].append(_seconds(steps, batch, "promising") - apart)
-    return {kind: median(seconds) for kind, seconds in found.items()}
+    pairs = [
+        (_seconds(steps, batch, "apart"), _seconds(steps, batch, kind)) for _ in range(repeats)
+    ]
+    return {"seconds": median(mine - apart for apart, mine in pairs)}
 
 
 def _seconds(steps: int, batch: int, kind: Kind) -> float:

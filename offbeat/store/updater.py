@@ -88,7 +88,7 @@ class Updater:
     """The rule at work on some tensors."""
 
     def __init__(self, recipe: Recipe, tensors: Mapping[str, Tensor], flat: Flat | None = None):
-        """`flat` is where the tensors lie, if all of one does."""
+        """`flat` is where all these tensors lie side by side, if they do."""
         self.recipe = recipe
         self.names: list[str] = []
         groups = []
@@ -176,8 +176,6 @@ class Updater:
         if self.scheduler is None or self.recipe.schedule is None:
             return
         target = epoch if self.recipe.schedule.per == "epoch" else version
-        if self.moved >= target:
-            return
         while self.moved < target:
             self.scheduler.step()
             self.moved += 1
@@ -196,9 +194,6 @@ class Updater:
 
     def reset(self) -> None:
         """Forget momentum and the like, keep the rates."""
-        self._forget()
-
-    def _forget(self) -> None:
         self.rule.state.clear()
         if self._joint is not None:
             self._joint.forget()
@@ -220,7 +215,7 @@ class Updater:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take the rule's state from named tensors, as `tensors_of_state` gave them."""
-        self._forget()
+        self.reset()
         for path, value in state.items():
             name, _, key = path.rpartition("/")
             if name in self.tensors:
