@@ -141,7 +141,7 @@ LAYERS: dict[str, set[str]] = {
     "link": set(),
     "link.base": {"lease", "contribution"},
     "link.messages": {"lease", "log"},
-    "link.memory": {"errors", "board", "store.home", "store.table", "link.posts"},
+    "link.memory": {"link.cores", "errors", "board", "store.home", "store.table", "link.posts"},
     "link.group": {"store.table"},
     "link.meeting": {
         *("contribution", "log", "replica.stream", "link", "store.parameters", "store.table"),
@@ -149,6 +149,7 @@ LAYERS: dict[str, set[str]] = {
     "link.shared": {"lease", "contribution", "link"},
     "link.mesh": {"errors"},
     "link.posts": {"board", "link.mesh"},
+    "link.cores": {"board"},
     "link.peers": {"link.mesh"},
     "prefetch": {"lease", "data"},
     "loop": {"errors", "lease", "contribution", "worker", "link.base"},
@@ -163,6 +164,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "board", "lease", "contribution", "link"),
         *("store.core", "store.parameters", "store.table"),
     },
+    "engine.floor": {"engine.server"},
     "engine.bench": {"layout.shards", "link.memory", "replica.split", "send", "store.table"},
     "engine.rounds": {
         *("errors", "board", "contribution", "link", "engine.server"),

@@ -38,7 +38,13 @@ def small_step(scale: Scale) -> list[Figure]:
         "bare": "a bare server (signals, axpy, copy) adds",
         "promising": "one that also logs, hashes and keeps adds",
     }
-    least = [measured(told, "us", partial(_least, scale, kind)) for kind, told in servers.items()]
+    least = {
+        sync: [
+            measured(told, "us", partial(_least, scale, kind, sync))
+            for kind, told in servers.items()
+        ]
+        for sync in syncs
+    }
     return [
         Figure(
             f"time added to a step of the small MLP, 2 workers, {sync}",
@@ -48,7 +54,7 @@ def small_step(scale: Scale) -> list[Figure]:
             peers=(
                 Peer("offbeat step", 1e6 * median(steps[sync]), "us"),
                 Peer("plain step, two processes at once", base, "us"),
-                *least,
+                *least[sync],
                 peer,
             ),
         )
@@ -56,9 +62,11 @@ def small_step(scale: Scale) -> list[Figure]:
     ]
 
 
-def _least(scale: Scale, kind: str) -> float:
+def _least(scale: Scale, kind: str, sync: str) -> float:
     """Microseconds that a server of this kind adds."""
-    arguments = {"kind": kind, "steps": scale.small_steps, "repeats": scale.launches}
+    arguments = {
+        "kind": kind, "sync": sync, "steps": scale.small_steps, "repeats": scale.launches,
+    }  # fmt: skip
     return 1e6 * float(alone("peers.bare:added", arguments)["seconds"])
 
 

@@ -17,6 +17,7 @@ from offbeat.engine.keep import Keep
 from offbeat.engine.local_plan import Local, check, memory_plan, processes_of, under_way
 from offbeat.engine.open_team import OpenSplit
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
+from offbeat.engine.process import send_helpers_home
 from offbeat.engine.rounds import Bereft, Rounds
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.split import SplitReplica, prepare
@@ -140,7 +141,7 @@ class Crew:
             self.begin(parameters)
         if spread is not None:
             spread.ready()
-            spread.watch(server.selector)
+            spread.watch(steward.floor.selector)
             server.give, steward.others = spread.give, spread.write
         steward.go_on(lived)
         if saved is not None and lived is None and self.relaid is not None:
@@ -149,6 +150,7 @@ class Crew:
             self.images.write(self.store.version)
             self.store.on_version = self.images.write
         steward.obey(orders)
+        send_helpers_home()  # from here on the threads that hear the workers compute
         try:
             steward.run()
         except Bereft:

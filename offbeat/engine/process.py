@@ -84,7 +84,7 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    _send_helpers_home()
+    send_helpers_home()
     with warnings.catch_warnings():
         # Threads of the parent are not there in the child, and it never waits for one of them.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -111,11 +111,11 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
     return None, Inside(write)
 
 
-def _send_helpers_home() -> None:
+def send_helpers_home() -> None:
     """End OpenMP's helper threads of this thread; they come again when there is work for them.
 
-    A child would count them as there, find the machine overbooked, and put its own helpers to
-    sleep between any two operations, which makes every step a third slower.
+    A child, or another thread, would count them as there, find the machine overbooked, and put its
+    own helpers to sleep between any two operations, which makes every step a third slower.
     """
     with open("/proc/self/maps") as file:
         found = {line.split()[-1] for line in file if "libgomp" in line}

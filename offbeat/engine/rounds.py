@@ -65,6 +65,7 @@ class Rounds(Server):
 
     def __init__(self, store: Store, shared: Shared, patience: float, ahead: int, clock: Watch):
         super().__init__(store, shared, patience, ahead, clock)
+        self.shortest = patience / 2
         self.mirror = cast("Mirror", store.parameters)
         self.replicas = [Replicated(s.incoming[0], s.home, s.updater) for s in shared.slots]
         self.holds: dict[int, int] = {}  # the version that each worker has
@@ -298,18 +299,18 @@ class Rounds(Server):
         """Everybody waits for everybody: after half of patience the silent are asked."""
         assert self.round is not None
         self.round.knocked.discard(number)
-        self.deadline[number] = time.monotonic() + self.patience / 2
+        self.deadline[number] = time.monotonic() + self.shortest
 
     def _here(self, number: int, message: Here) -> None:
         if self.round is not None and number in self.round.members:
             self._watch(number)
 
-    def _give_up_the_silent(self, now: float) -> None:
+    def give_up_the_silent(self, now: float) -> None:
         found = self.round
         if found is not None and found.whole and not found.applying:
-            for number in [n for n, at in self.deadline.items() if at <= now]:
+            for number in self._overdue(self.deadline, now):
                 if number in found.members and number not in found.knocked:
                     found.knocked.add(number)
-                    self.deadline[number] = now + self.patience / 2
+                    self.deadline[number] = now + self.shortest
                     self._send(number, Knock())
-        super()._give_up_the_silent(now)
+        super().give_up_the_silent(now)

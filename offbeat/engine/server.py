@@ -1,13 +1,12 @@
 """The server process: packets in, the store's answers out, parameters written by nobody else."""
 
-import selectors
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from offbeat.board import Row, State
+from offbeat.board import NOBODY, Row, State
 from offbeat.contribution import Contribution, Verdict
 from offbeat.errors import RunError
 from offbeat.lease import Lease
@@ -61,10 +60,10 @@ class Server:
 
     def __init__(self, store: Store, shared: Shared, patience: float, ahead: int, clock: Watch):
         self.store, self.shared, self.patience = store, shared, patience
+        self.shortest = patience  # seconds from when one is expected until one is given up
         self.ahead, self.clock = ahead, clock  # leases that a worker has beside the one in hand
         self.packets = Packets()
         self.wires: dict[int, socket.socket] = {}
-        self.selector = selectors.DefaultSelector()
         self.ready: deque[int] = deque()
         self.held_since: dict[int, float] = {}
         self.computed: dict[int, list[Lease]] = {}  # steps to be told with the next pull
@@ -74,6 +73,9 @@ class Server:
         self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
         self.in_vain = [0] * len(shared.slots)  # times each was given up since it contributed
         self.met: set[int] = set()  # workers that have joined at least once
+        self.asking = NOBODY  # whose packet is being dealt with
+        self.answers: list[bytes] = []  # to that worker
+        self.over: Stop | None = None  # what everyone has been told at the end
         self.words: dict[int, dict[str, float]] = {}  # what each said at the end
         self.statistics = [Flat(shared.plan.statistics) for _ in shared.slots]
         self.silent: Callable[[int], None] = lambda number: None  # told when one is frozen
@@ -87,72 +89,60 @@ class Server:
             Rest: self._rest,
         }
 
-    # ------------------------------------------------------------ the loop
+    # ------------------------------------------------------------ packets
 
     def connect(self, number: int, wire: socket.socket) -> None:
         """A worker's wire; a new one takes the place of one that is dead."""
         self.disconnect(number)
         self.wires[number] = wire
-        self.selector.register(wire, selectors.EVENT_READ, number)
-        self._expect(number)
+        if self.over is None:
+            self._expect(number)
+        else:  # it was started a moment ago
+            self._send(number, self.over)
 
     def disconnect(self, number: int) -> None:
+        """Hear no more of this wire; whoever listens to it closes it."""
         old = self.wires.pop(number, None)
         if old is not None:
-            self.selector.unregister(old)
-            old.close()
+            with suppress(OSError):  # its other end may be gone
+                old.shutdown(socket.SHUT_RDWR)
         self.deadline.pop(number, None)
         self.frozen.pop(number, None)
 
-    def turn(self, timeout: float | None) -> None:
-        """Wait for packets, or for patience or `timeout` to run out; deal with what came."""
-        before = time.monotonic()
-        left = self._patience_left(before)
-        if left is not None:
-            timeout = left if timeout is None else min(timeout, left)
-        for key, _ in self.selector.select(timeout):
-            if callable(key.data):
-                key.data()
-            elif self.wires.get(key.data) is key.fileobj:
-                self._receive(key.data)
-            if self.ready:
-                self._drain()
-        # Judged by the time before waiting: what came meanwhile has been read above.
-        if left == 0.0:
-            self._give_up_the_silent(before)
-            self._drain()
+    def hear(self, number: int) -> list[bytes]:
+        """Take the next packet from a worker's wire, and deal with it; returns what to answer.
 
-    def stop(self, until: float) -> None:
-        """Tell everyone that it is over, and hear their last words until `until`."""
-        over = Stop(self.store.finished)
-        self.deadline.clear()
-        for number in list(self.wires):
-            self._send(number, over)
-        while self.wires and time.monotonic() < until:
-            for key, _ in self.selector.select(max(0.0, until - time.monotonic())):
-                if callable(key.data):
-                    key.data()
-                    for number in self.deadline:  # one that was started a moment ago
-                        self._send(number, over)
-                    self.deadline.clear()
-                elif self.wires.get(key.data) is key.fileobj:
-                    self._receive(key.data, over=True)
-
-    def _receive(self, number: int, over: bool = False) -> None:
+        The worker may wake on this core as soon as it is answered. So that it keeps nobody waiting
+        meanwhile, whoever calls this answers last of all.
+        """
+        self.asking, self.answers = number, []
         packet = self.packets.receive(self.wires[number])
         if not packet:  # the process is gone: no need to wait for patience to run out
             self.disconnect(number)
-            if not over:
+            if self.over is None:
                 self._lose(number)
-            return
-        message = to_store(packet)
+        else:
+            self._receive(number, to_store(packet))
+        if self.ready:
+            self._drain()
+        self.asking = NOBODY
+        return self.answers
+
+    def _receive(self, number: int, message: Message) -> None:
         if isinstance(message, Bye):
             self.words[number] = message.figures
             self.disconnect(number)
-        elif not over:
+        elif self.over is None:
             self.deadline.pop(number, None)
             self.frozen.pop(number, None)
             self._handle(number, message)
+
+    def dismiss(self) -> None:
+        """Tell everyone that it is over; from here on only last words count."""
+        self.over = Stop(self.store.finished)
+        self.deadline.clear()
+        for number in list(self.wires):
+            self._send(number, self.over)
 
     def _handle(self, number: int, message: Message) -> None:
         if isinstance(message, Join):
@@ -299,20 +289,41 @@ class Server:
         """It is the worker's turn; after `patience` without a word it counts as lost."""
         self.deadline[number] = time.monotonic() + self.patience
 
-    def _patience_left(self, now: float) -> float | None:
-        ends = [*self.deadline.values(), *self.frozen.values()]
+    def patience_left(self, now: float) -> float | None:
+        """Seconds until somebody's time has run out; whoever has spoken will be heard before."""
+        waits = (*self.deadline.items(), *self.frozen.items())
+        ends = [at for number, at in waits if at > now or not self.spoken(number)]
         return max(0.0, min(ends) - now) if ends else None
 
-    def _give_up_the_silent(self, now: float) -> None:
-        for number in [n for n, at in self.deadline.items() if at <= now]:
+    def give_up_the_silent(self, now: float) -> None:
+        """Go on without those whose time has run out, and tell who has not woken since."""
+        for number in self._overdue(self.deadline, now):
             del self.deadline[number]
             self.frozen[number] = now + FROZEN * self.patience
             why = self.shared.posts[number].told()
             self._count_in_vain(number, why)
             self._lose(number, why)
-        for number in [n for n, at in self.frozen.items() if at <= now]:
+        for number in self._overdue(self.frozen, now):
             del self.frozen[number]
             self.silent(number)
+        if self.ready:
+            self._drain()
+
+    def _overdue(self, ends: dict[int, float], now: float) -> list[int]:
+        """Whose end has come, and who has said nothing that is still to be heard."""
+        return [n for n, at in ends.items() if at <= now and not self.spoken(n)]
+
+    def spoken(self, number: int) -> bool:
+        """Whether something lies in the worker's wire: perhaps the server has been stopped."""
+        wire = self.wires.get(number)
+        if wire is None:
+            return False
+        with suppress(ConnectionError):
+            try:
+                wire.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+        return True
 
     def _count_in_vain(self, number: int, why: str) -> None:
         """One that is given up before every contribution would go on like that for ever."""
@@ -347,7 +358,9 @@ class Server:
 
     def _send(self, number: int, message: Message) -> None:
         wire = self.wires.get(number)
-        if wire is not None:
+        if number == self.asking:
+            self.answers.append(encode(message))
+        elif wire is not None:
             with suppress(OSError):  # its death shows when its wire is read
                 wire.send(encode(message))
 

@@ -128,9 +128,9 @@ class Spread(Parameters):
         self._hear(Done)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Hands speak when they are spoken to; whatever else is heard of one is its end."""
+        """The end of a hand is heard of although nobody is speaking to it."""
         for hand in self.hands:
-            selector.register(hand.wire, selectors.EVENT_READ, hand.gone)
+            selector.register(hand.child.handle, selectors.EVENT_READ, hand.gone)
 
     def close(self) -> None:
         """Send the hands home."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from offbeat.engine import orders
+from offbeat.engine.floor import Floor
 from offbeat.engine.orders import TESTER, Done, Frozen, Halt, Lines, Mark, Outbox, Saved, Wire
 from offbeat.engine.server import Server, Watch
 from offbeat.link.memory import Counts, Shared
@@ -61,12 +62,15 @@ class Steward:
 
     def __init__(self, server: Server, shelf: Shelf, rhythm: Rhythm, outbox: Outbox):
         self.server, self.shelf, self.rhythm, self.outbox = server, shelf, rhythm, outbox
+        self.floor = Floor(server)
+        self.floor.heard = self._heard
         self.store: Store = server.store
         self.shared: Shared = server.shared
         self.clock: Watch = server.clock
         self.lines = bytearray()
         self.due = 0.0  # when the lines go out
-        self.halted = False
+        self.idle = False  # whether nothing is due at any time
+        self.training, self.halted = True, False
         self.new_log: Callable[[], Path] | None = None  # where to log on after a checkpoint
         self.others: Others = nobody  # who writes checkpoints beside this process
         self.tester: socket.socket | None = None
@@ -89,36 +93,35 @@ class Steward:
             else:  # the launcher is gone, and with it the purpose
                 raise SystemExit
 
-        self.server.selector.register(wire, selectors.EVENT_READ, order)
+        self.floor.selector.register(wire, selectors.EVENT_READ, order)
 
     def _connect(self, number: int, wire: socket.socket) -> None:
         if number != TESTER:
-            self.server.connect(number, wire)
+            self.floor.connect(number, wire)
             return
         if self.tester is not None:
-            self.server.selector.unregister(self.tester)
+            self.floor.selector.unregister(self.tester)
             self.tester.close()
         self.tester = wire
-        self.server.selector.register(wire, selectors.EVENT_READ, partial(self._test_done, wire))
+        self.floor.selector.register(wire, selectors.EVENT_READ, partial(self._test_done, wire))
         if self.testing is not None:  # its predecessor died over it
             self._ask_tester()
 
     # ------------------------------------------------------------ the loop
 
     def run(self) -> None:
+        self.floor.take()
         while not self.store.finished and not (self.halted and self.server.quiet):
             self._turn()
-            if self.server.quiet:
-                self._test_if_due()
-                if self._save_due():
-                    self.save()
+            self._tend()
+        self.training = False
         if not self.halted:
             self._last_tests()
         if self.halted:
             self.save()
         self._export()
         self._count()
-        self.server.stop(time.monotonic() + self.server.patience)
+        self.floor.dismiss(time.monotonic() + self.server.patience)
         self._flush()
         parameters = self.store.parameters
         assert parameters is not None
@@ -134,16 +137,32 @@ class Steward:
         )
         self.outbox.finish()
 
+    def _heard(self) -> bool:
+        """After every packet; returns whether the one who waits in `_turn` has to know of it."""
+        if self.training:
+            self._tend()
+        over = self.store.finished or self.halted or self.server.over is not None
+        return over or (self.idle and bool(self.lines))
+
+    def _tend(self) -> None:
+        """Test and save what is due."""
+        if self.server.quiet:
+            self._test_if_due()
+            if self._save_due():
+                self.save()
+
     def _turn(self) -> None:
-        waiting = self.lines or self.outbox.backlog
-        self.server.turn(max(0.0, self.due - time.monotonic()) if waiting else None)
-        if waiting and time.monotonic() >= self.due:
+        """Let the workers be heard until there is something else to do."""
+        now = time.monotonic()
+        self.idle = not self.lines and not self.outbox.backlog and now >= self.due
+        self.floor.wait(None if self.idle else max(0.0, self.due - now))
+        if (self.lines or self.outbox.backlog) and time.monotonic() >= self.due:
             self._flush()
 
     # ------------------------------------------------------------ records
 
     def _relay(self, line: bytes) -> None:
-        if not self.lines:
+        if self.idle and not self.lines:
             self.due = time.monotonic() + RELAY
         self.lines += line
 
@@ -185,7 +204,7 @@ class Steward:
         except ConnectionError:
             packet = b""
         if not packet:
-            self.server.selector.unregister(wire)
+            self.floor.selector.unregister(wire)
             wire.close()
             self.tester = None  # the launcher sends another
             return

@@ -2,8 +2,9 @@
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from offbeat.board import Cells, Row, new_board
 from offbeat.errors import ConfigError
+from offbeat.link.cores import NOWHERE, Cores
 from offbeat.link.posts import FIELDS, Posts
 from offbeat.store.home import Home
 from offbeat.store.table import Flat, Table
@@ -113,6 +115,7 @@ class Plan:
         each += pages(self.statistics.nbytes) + pages(self.updater.nbytes)
         each += pages(self.rule.nbytes) + pages(len(self.rule))
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
+        small += pages(self.workers * 8)
         small += pages(self.workers * self.processes * FIELDS * 8)
         return small + 2 * whole + pages(self.statistics.nbytes) + self.workers * each
 
@@ -126,6 +129,7 @@ class Slot:
     statistics: Flat  # averaged buffers
     updater: Flat  # local optimiser state to average; the server answers in the same place
     home: Home  # the rule's state, where this worker applies the rule itself
+    settle: Callable[[], None]  # for the worker: a step is about to begin
 
     def put(
         self, place: int, shards: Sequence[int], flats: Sequence[Flat], updater: dict[str, Tensor]
@@ -150,20 +154,24 @@ class Shared:
         if file is None:
             self.cells[:] = new_board(plan.workers)
         self.counts = self._numbers(Counts.COUNT)
+        self.cores = Cores(self._numbers(plan.workers))
+        if file is None:
+            self.cores.cells[:] = NOWHERE
         posts = self._numbers(plan.workers * plan.processes * FIELDS)
         self.posts = [Posts(mine) for mine in posts.reshape(plan.workers, -1, FIELDS)]
         self.parameters = self._flats()
         self.tested = self._flats()
         self.averages = self._flat(plan.statistics)
-        self.slots = [self._slot() for _ in range(plan.workers)]
+        self.slots = [self._slot(number) for number in range(plan.workers)]
 
-    def _slot(self) -> Slot:
+    def _slot(self, number: int) -> Slot:
         plan = self.plan
         incoming = [self._flats() for _ in range(plan.incoming)] or [self.parameters]
         outgoing = [self._flats() for _ in range(plan.outgoing)]
         statistics, updater = self._flat(plan.statistics), self._flat(plan.updater)
         home = Home(self._flat(plan.rule), self.arena.take(len(plan.rule)).numpy())
-        return Slot(incoming, outgoing, statistics, updater, home)
+        settle = partial(self.cores.settle, number)
+        return Slot(incoming, outgoing, statistics, updater, home, settle)
 
     def _numbers(self, count: int) -> Cells:
         return self.arena.take(count * 8).numpy().view(np.int64)

@@ -62,6 +62,7 @@ class SharedLink:
             self._send(Pull(computed, not self.centre))
         self.promised = False
         go = self._await(Go)
+        self.slot.settle()
         self.waited = go.waited
         updater = self.slot.updater.views if go.updater else {}
         return Snapshot(go.version, go.steps, go.epoch, self.slot.incoming[go.place], updater)

@@ -1,6 +1,7 @@
 """The server packet by packet, with wires whose other ends the test holds and a clock it sets."""
 
 import socket
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,7 @@ class Bench:
         self.store.log.listeners.append(self.records)
         self.server = Server(self.store, self.crew.shared, PATIENCE, ahead, Watch())
         self.silent: list[int] = []
+        self.heard_at: list[socket.socket] = []  # the server's ends, which nobody else closes
         self.server.silent = self.silent.append
         self.ends: dict[int, socket.socket] = {}
         self.sequence = [-1] * workers
@@ -64,14 +66,30 @@ class Bench:
         if number in self.ends:
             self.ends[number].close()
         self.ends[number] = mine
+        self.heard_at.append(theirs)
         self.server.connect(number, theirs)
 
     def say(self, number: int, message: Message) -> None:
         self.ends[number].send(encode(message))
-        self.server.turn(0)
+        self.hear()
 
-    def answer(self, number: int) -> Message:
-        return to_worker(self.ends[number].recv(Packets.LARGEST))
+    def hear(self) -> None:
+        """What a floor does, in one thread: hear everyone who has spoken, then look at the time."""
+        for number, wire in list(self.server.wires.items()):
+            while self.server.wires.get(number) is wire and self.server.spoken(number):
+                answers = self.server.hear(number)
+                with suppress(OSError):
+                    for packet in answers:
+                        wire.send(packet)
+        self.look()
+
+    def look(self) -> None:
+        self.server.give_up_the_silent(server_module.time.monotonic())
+
+    def answer(self, number: int) -> Message | None:
+        """What the worker is told; None if its wire has ended."""
+        packet = self.ends[number].recv(Packets.LARGEST)
+        return to_worker(packet) if packet else None
 
     def quiet(self, number: int) -> bool:
         self.ends[number].setblocking(False)
@@ -111,11 +129,8 @@ class Bench:
         return int(self.store.cells[Row.STATE, number])
 
     def close(self) -> None:
-        for number in list(self.server.wires):
-            self.server.disconnect(number)
-        for end in self.ends.values():
+        for end in (*self.ends.values(), *self.heard_at):
             end.close()
-        self.server.selector.close()
         self.crew.close()
 
 
@@ -163,7 +178,7 @@ def test_one_that_died_before_it_joined_is_not_waited_for(bench):
     b.enter(0)
     b.say(0, Pull([]))
     b.ends[1].close()
-    b.server.turn(0)
+    b.hear()
     assert isinstance(b.answer(0), Go)
 
 
@@ -234,10 +249,10 @@ def test_a_silent_worker_is_given_up_after_patience_and_not_before(bench, now):
     go = b.begin()
     b.push(0, go[0])
     now.at += PATIENCE - 0.1
-    b.server.turn(0)
+    b.hear()
     assert b.state(1) == State.ACTIVE
     now.at += 0.2
-    b.server.turn(0)
+    b.hear()
     assert b.state(1) == State.LOST
     lost = next(b.records.of(Lost))
     assert (lost.worker, lost.leases) == (1, go[1].leases)
@@ -263,7 +278,9 @@ def test_what_was_sent_in_time_counts_although_it_is_read_late(bench, now):
     part = Part(0, 1, 0, 0, go.leases, 4)
     b.ends[0].send(encode(Push(part, [], True)))
     now.at += 5 * PATIENCE
-    b.server.turn(0)
+    b.look()
+    assert b.state(0) == State.ACTIVE
+    b.hear()
     assert b.state(0) == State.ACTIVE
     assert b.store.version == 1
 
@@ -274,7 +291,7 @@ def test_one_that_wakes_is_refused_and_joins_again(bench, now):
     now.at += PATIENCE
     b.push(0, go[0])
     b.answer(0)
-    b.server.turn(0)
+    b.hear()
     assert b.state(1) == State.LOST
     b.push(1, go[1])
     assert isinstance(b.answer(1), Again)
@@ -292,7 +309,7 @@ def test_whatever_one_that_wakes_says_it_is_told_to_join_again(bench, now, messa
     b = bench("asp", 1)
     b.begin()
     now.at += PATIENCE
-    b.server.turn(0)
+    b.hear()
     b.say(0, message)
     assert isinstance(b.answer(0), Again)
 
@@ -301,12 +318,12 @@ def test_a_frozen_worker_is_reported_once_and_only_if_it_stays_silent(bench, now
     b = bench("asp", 2)
     b.begin()
     now.at += PATIENCE
-    b.server.turn(0)
+    b.hear()
     assert b.silent == []
     b.say(0, Ask())  # it woke
     now.at += FROZEN * PATIENCE
-    b.server.turn(0)
-    b.server.turn(0)
+    b.hear()
+    b.hear()
     assert b.silent == [1]
 
 
@@ -315,13 +332,13 @@ def test_one_given_up_before_every_contribution_ends_the_run(bench, now):
     b.begin()
     for _ in range(IN_VAIN - 1):
         now.at += PATIENCE
-        b.server.turn(0)
+        b.hear()
         b.say(0, Ask())
         b.answer(0)
         b.enter(0)
     now.at += PATIENCE
     with pytest.raises(RunError, match=r"worker 0 was silent for longer than patience \(10 s\)"):
-        b.server.turn(0)
+        b.hear()
 
 
 def test_a_contribution_between_makes_good_for_silence(bench, now):
@@ -331,7 +348,7 @@ def test_a_contribution_between_makes_good_for_silence(bench, now):
         b.push(0, go, incarnation=incarnation)
         b.answer(0)
         now.at += PATIENCE
-        b.server.turn(0)
+        b.hear()
         assert b.state(0) == State.LOST
         b.say(0, Ask())
         b.answer(0)
@@ -345,7 +362,7 @@ def test_a_dead_worker_is_lost_at_once(bench):
     go = b.begin()
     b.push(0, go[0])
     b.ends[1].close()
-    b.server.turn(0)
+    b.hear()
     assert b.state(1) == State.LOST
     assert b.answer(0).version == 1
 
@@ -361,7 +378,7 @@ def test_what_a_dead_worker_had_contributed_is_kept(bench, discipline):
             view.fill_(1.0)
     b.push(0, go[0])
     b.ends[0].close()
-    b.server.turn(0)
+    b.hear()
     b.connect(0)
     b.enter(0)
     for number in range(3):
@@ -397,7 +414,7 @@ def test_the_resting_are_woken_when_leases_come_back(bench):
     b.say(0, Rest(0.0, 0.0))
     assert b.quiet(0)
     b.ends[1].close()
-    b.server.turn(0)
+    b.hear()
     assert isinstance(b.answer(0), Wake)
     b.say(0, Pull([]))
     assert b.answer(0).leases == go[1].leases
@@ -411,7 +428,7 @@ def test_leases_that_came_back_meanwhile_wake_one_that_goes_to_rest(bench):
     b.say(0, Ask())
     assert b.answer(0) == Leased([])
     b.ends[1].close()
-    b.server.turn(0)
+    b.hear()
     assert b.quiet(0)  # it is not at rest yet
     b.say(0, Rest(0.0, 0.0))
     assert isinstance(b.answer(0), Wake)
@@ -426,12 +443,12 @@ def test_a_resting_worker_may_be_silent_but_not_one_that_was_woken(bench, now):
     now.at += 0.9 * PATIENCE
     b.say(1, Ask())
     now.at += 0.9 * PATIENCE
-    b.server.turn(0)
+    b.hear()
     assert b.state(0) == State.RESTING
     now.at += 0.2 * PATIENCE
-    b.server.turn(0)  # worker 1 is given up, worker 0 woken
+    b.hear()  # worker 1 is given up, worker 0 woken
     now.at += PATIENCE
-    b.server.turn(0)
+    b.hear()
     assert b.state(0) == State.LOST
 
 
@@ -442,39 +459,32 @@ def test_last_words_are_heard_and_the_dead_are_not_waited_for(bench):
     b.ends[1].close()
     b.ends[2].send(encode(Ask()))  # it asks for more before it hears that it is over
     b.ends[2].send(encode(Bye({"peak": 9.0})))
-    b.server.stop(until=200.0)
+    b.server.dismiss()
+    b.hear()
     assert b.server.words == {0: {"peak": 7.0}, 2: {"peak": 9.0}}
     assert b.server.wires == {}
     assert b.answer(0) == Stop(False)
+    assert b.answer(2) == Stop(False)
+    assert b.answer(2) is None
 
 
 def test_one_that_is_started_while_the_server_stops_is_sent_away(bench):
     b = bench("asp", 2)
     b.begin()
-    order, wake = socket.socketpair()
-    wake.send(b"!")
-
-    def start_again() -> None:
-        order.recv(1)
-        b.connect(1)
-        b.ends[1].send(encode(Bye({"peak": 1.0})))
-        b.ends[0].send(encode(Bye({"peak": 2.0})))
-
-    b.server.selector.register(order, 1, start_again)
     b.ends[1].close()
-    b.server.stop(until=200.0)
+    b.server.dismiss()
+    b.hear()
+    b.connect(1)
     assert b.answer(1) == Stop(False)
-    assert b.server.words == {0: {"peak": 2.0}, 1: {"peak": 1.0}}
-    order.close()
-    wake.close()
+    b.ends[1].send(encode(Bye({"peak": 1.0})))
+    b.hear()
+    assert b.server.words == {1: {"peak": 1.0}}
 
 
-def test_the_server_does_not_wait_for_last_words_for_ever(bench, now, monkeypatch):
+def test_nobody_is_given_up_after_the_end(bench, now):
     b = bench("asp", 1)
     b.begin()
-    monkeypatch.setattr(
-        b.server.selector, "select", lambda timeout: setattr(now, "at", now.at + timeout) or []
-    )
-    b.server.stop(until=now.at + 3.0)
-    assert b.server.words == {}
-    monkeypatch.undo()
+    b.server.dismiss()
+    now.at += 2 * PATIENCE
+    b.look()
+    assert b.state(0) == State.ACTIVE

@@ -1,0 +1,160 @@
+"""Threads that hear the workers: one at a time, and nobody who has spoken counts as silent."""
+
+import os
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from offbeat.engine.floor import Floor
+from offbeat.link.cores import NOWHERE, Cores
+
+LONG = 20.0
+
+
+class Hearer:
+    """A stand-in for the server: it notes what it hears, and can be held up within a packet."""
+
+    def __init__(self):
+        self.wires: dict[int, socket.socket] = {}
+        self.shortest = LONG
+        self.shared = SimpleNamespace(cores=Cores(np.full(2, NOWHERE)))
+        self.packets: list[tuple[int, bytes]] = []
+        self.inside = 0
+        self.at_once = 0  # the most that were ever heard at the same time
+        self.entered = threading.Semaphore(0)
+        self.gate: threading.Event | None = None
+        self.error: Exception | None = None
+        self.looked = 0
+
+    def connect(self, number, wire):
+        self.wires[number] = wire
+
+    def hear(self, number):
+        self.inside += 1
+        self.at_once = max(self.at_once, self.inside)
+        packet = self.wires[number].recv(100)
+        self.entered.release()
+        if self.gate is not None:
+            assert self.gate.wait(LONG)
+        self.packets.append((number, packet))
+        self.inside -= 1
+        if self.error is not None:
+            raise self.error
+        if not packet:
+            del self.wires[number]
+            return []
+        return [b"answer to " + packet]
+
+    def patience_left(self, now):
+        return None
+
+    def give_up_the_silent(self, now):
+        self.looked += 1
+
+    def dismiss(self):
+        for wire in self.wires.values():
+            wire.send(b"over")
+
+
+@pytest.fixture
+def floor():
+    made = Floor(Hearer())
+    made.ends = []
+    made.take()
+    yield made
+    made.server.gate = None
+    made.failure = made.failure or RuntimeError("the test is over")
+    made.taken.release()
+    for end in made.ends:
+        end.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("hears"):
+            thread.join(LONG)
+            assert not thread.is_alive()
+    made.selector.close()
+    os.close(made.bell)
+
+
+def connect(floor, number):
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine.settimeout(LONG)
+    floor.ends.append(mine)
+    floor.connect(number, theirs)
+    return mine
+
+
+def test_what_a_worker_says_is_answered_while_the_other_waits(floor):
+    end = connect(floor, 0)
+    floor.heard = lambda: True
+    end.send(b"one")
+    floor.wait(None)
+    assert floor.server.packets == [(0, b"one")]
+    assert end.recv(100) == b"answer to one"
+
+
+def test_nobody_is_heard_while_another_has_the_floor(floor):
+    one, other = connect(floor, 0), connect(floor, 1)
+    server = floor.server
+    server.gate = threading.Event()
+    one.send(b"one")
+    other.send(b"other")
+    floor.taken.release()
+    assert server.entered.acquire(timeout=LONG)
+    assert not floor.taken.acquire(blocking=False)
+    assert server.inside == 1
+    server.gate.set()
+    assert {one.recv(100), other.recv(100)} == {b"answer to one", b"answer to other"}
+    assert server.at_once == 1
+    floor.taken.acquire()
+
+
+def test_a_packet_that_waits_for_its_turn_is_still_seen_in_the_wire(floor):
+    end = connect(floor, 0)
+    end.send(b"one")
+    wire = floor.server.wires[0]  # this thread has the floor, so it is not taken out
+    assert wire.recv(1, socket.MSG_PEEK) == b"o"
+    floor.heard = lambda: True
+    floor.wait(None)
+    assert floor.server.packets == [(0, b"one")]
+
+
+def test_what_goes_wrong_in_a_thread_is_raised_by_the_one_who_waits(floor):
+    end = connect(floor, 0)
+    floor.server.error = ValueError("broken")
+    end.send(b"one")
+    with pytest.raises(ValueError, match="broken"):
+        floor.wait(None)
+
+
+def test_other_calls_and_the_time_are_looked_after(floor):
+    order, wake = socket.socketpair()
+    seen = []
+    floor.selector.register(order, 1, lambda: seen.append(order.recv(1)))
+    wake.send(b"!")
+    floor.wait(None)
+    assert seen == [b"!"]
+    assert floor.server.looked == 1
+    floor.wait(0.0)
+    assert floor.server.looked == 2
+    order.close()
+    wake.close()
+
+
+def test_the_end_is_told_and_last_words_are_heard(floor):
+    end = connect(floor, 0)
+    floor.heard = lambda: not floor.server.wires
+    words = threading.Thread(target=lambda: (end.recv(100), end.close()))
+    words.start()
+    floor.dismiss(time.monotonic() + LONG)
+    words.join(LONG)
+    assert floor.server.packets == [(0, b"")]
+
+
+def test_last_words_are_not_waited_for_for_ever(floor):
+    connect(floor, 0)
+    floor.dismiss(time.monotonic())
+    assert 0 in floor.server.wires

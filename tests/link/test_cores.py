@@ -1,0 +1,84 @@
+"""Where workers and their hearers run: nobody stays on a core that another one needs."""
+
+import numpy as np
+import pytest
+
+from offbeat.link import cores
+from offbeat.link.cores import NOWHERE, Cores
+
+
+class Machine:
+    """Some cores, and a thread that runs on one of them."""
+
+    def __init__(self, allowed, core):
+        self.allowed, self.core = set(allowed), core
+        self.moves = []
+
+    def sched_getaffinity(self, thread):
+        return set(self.allowed)
+
+    def sched_setaffinity(self, thread, allowed):
+        if self.core not in allowed:
+            self.core = min(allowed)
+        self.moves.append(set(allowed))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def make(allowed, core):
+        made = Machine(allowed, core)
+        monkeypatch.setattr(cores, "os", made)
+        monkeypatch.setattr(cores, "here", lambda: made.core)
+        return made
+
+    return make
+
+
+def at(*where):
+    return Cores(np.array(where))
+
+
+def test_a_worker_says_where_it_is_and_stays_if_it_is_alone_there(machine):
+    m, found = machine({0, 1}, 1), at(0, NOWHERE)
+    found.settle(1)
+    assert found.cells.tolist() == [0, 1]
+    assert m.moves == []
+
+
+def test_of_two_workers_on_one_core_the_later_goes_to_a_free_one(machine):
+    m, found = machine({0, 1, 2}, 0), at(0, 1, 0)
+    found.settle(2)
+    assert m.core == 2
+    assert m.moves == [{2}, {0, 1, 2}]  # it may be moved again at any time
+    m.core = 0
+    found.settle(0)
+    assert m.core == 0
+
+
+def test_where_no_core_is_free_everybody_stays(machine):
+    m, found = machine({0, 1}, 0), at(0, 1, 0)
+    found.settle(2)
+    assert m.moves == []
+
+
+def test_a_core_that_this_process_may_not_use_is_not_free(machine):
+    m, found = machine({0}, 0), at(0, 0)
+    found.settle(1)
+    assert m.moves == []
+
+
+def test_one_who_hears_leaves_another_workers_core_for_its_own_workers(machine):
+    m, found = machine({0, 1}, 1), at(0, 1)
+    found.follow(0)
+    assert m.core == 0
+
+
+@pytest.mark.parametrize("where", [(1, 0), (0, 2), (NOWHERE, 1)])
+def test_one_who_hears_stays_with_its_worker_or_where_nobody_works(machine, where):
+    m, found = machine({0, 1, 2}, 1), at(*where)
+    found.follow(0)
+    assert m.moves == []
+
+
+def test_here_is_a_core_of_this_process():
+    assert cores.here() in cores.os.sched_getaffinity(0)
