@@ -17,7 +17,7 @@ from offbeat.engine.keep import Keep
 from offbeat.engine.local_plan import Local, check, memory_plan, processes_of, under_way
 from offbeat.engine.open_team import OpenSplit
 from offbeat.engine.orders import TESTER, Outbox, Tested, encode
-from offbeat.engine.process import send_helpers_home
+from offbeat.engine.process import compute_steadily, send_helpers_home
 from offbeat.engine.rounds import Bereft, Rounds
 from offbeat.engine.server import Server, Watch
 from offbeat.engine.split import SplitReplica, prepare
@@ -216,6 +216,7 @@ class Crew:
         script: nn.Module | None = None,
     ) -> Station:
         """A worker's place; `make` makes another kind of worker, over the model of a `script`."""
+        compute_steadily()
         local = self.local
         least = local.emulate[number] if local.emulate else 0.0
         slot = self.shared.slots[number]

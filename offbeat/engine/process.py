@@ -9,6 +9,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
@@ -137,6 +138,17 @@ def _keep_freed_memory() -> None:
         tell(_M_ARENA_MAX, 1)
         tell(_M_MMAP_THRESHOLD, _KEPT)
         tell(_M_TRIM_THRESHOLD, _KEPT)
+
+
+def compute_steadily() -> None:
+    """Tell the system that this thread computes, and need not run the moment it is woken.
+
+    The answer to a push wakes a worker on the core of the thread that sent it. That thread would be
+    pushed aside at once, with the floor in its hands, and everybody else would wait for a step.
+    """
+    with suppress(OSError):  # where it is not allowed, all goes on, if more slowly
+        policy = os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 class Inside:

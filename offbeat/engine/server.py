@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from offbeat.board import NOBODY, Row, State
+from offbeat.board import Row, State
 from offbeat.contribution import Contribution, Verdict
 from offbeat.errors import RunError
 from offbeat.lease import Lease
@@ -73,8 +73,6 @@ class Server:
         self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
         self.in_vain = [0] * len(shared.slots)  # times each was given up since it contributed
         self.met: set[int] = set()  # workers that have joined at least once
-        self.asking = NOBODY  # whose packet is being dealt with
-        self.answers: list[bytes] = []  # to that worker
         self.over: Stop | None = None  # what everyone has been told at the end
         self.words: dict[int, dict[str, float]] = {}  # what each said at the end
         self.statistics = [Flat(shared.plan.statistics) for _ in shared.slots]
@@ -109,13 +107,8 @@ class Server:
         self.deadline.pop(number, None)
         self.frozen.pop(number, None)
 
-    def hear(self, number: int) -> list[bytes]:
-        """Take the next packet from a worker's wire, and deal with it; returns what to answer.
-
-        The worker may wake on this core as soon as it is answered. So that it keeps nobody waiting
-        meanwhile, whoever calls this answers last of all.
-        """
-        self.asking, self.answers = number, []
+    def hear(self, number: int) -> None:
+        """Take the next packet from a worker's wire, and deal with it."""
         packet = self.packets.receive(self.wires[number])
         if not packet:  # the process is gone: no need to wait for patience to run out
             self.disconnect(number)
@@ -125,8 +118,6 @@ class Server:
             self._receive(number, to_store(packet))
         if self.ready:
             self._drain()
-        self.asking = NOBODY
-        return self.answers
 
     def _receive(self, number: int, message: Message) -> None:
         if isinstance(message, Bye):
@@ -358,9 +349,7 @@ class Server:
 
     def _send(self, number: int, message: Message) -> None:
         wire = self.wires.get(number)
-        if number == self.asking:
-            self.answers.append(encode(message))
-        elif wire is not None:
+        if wire is not None:
             with suppress(OSError):  # its death shows when its wire is read
                 wire.send(encode(message))
 

@@ -6,12 +6,15 @@ stands idle. For steps of less than a millisecond it takes too long to find out.
 
 import ctypes
 import os
+from collections.abc import Iterable
 
 from offbeat.board import Cells
 
 NOWHERE = -1
-# Not CDLL, which would let another thread of this process have the interpreter meanwhile.
+MOST = 1024  # cores that the system's calls know of
+# A call of PyDLL keeps the interpreter, one of CDLL lets other threads have it meanwhile.
 here = ctypes.PyDLL(None).sched_getcpu
+_allow = ctypes.CDLL(None).sched_setaffinity
 
 
 class Cores:
@@ -33,13 +36,23 @@ class Cores:
     def follow(self, worker: int) -> None:
         """As one who hears `worker`: leave the core of another one for that worker's."""
         core, taken = here(), self.cells.tolist()
-        if core != taken[worker] != NOWHERE and core in taken:
+        # With more workers than cores somebody is always in the way, wherever this thread goes.
+        if core != taken[worker] and core in taken and len({*taken, NOWHERE}) > len(taken):
             move(taken[worker])
 
 
 def move(core: int) -> None:
-    """Go on running on `core`; where this thread is woken next time is the system's choice."""
+    """Go on running on `core`; where this thread is woken next time is the system's choice.
+
+    Not by way of `os`, which would keep the interpreter until the thread runs on that core.
+    """
     allowed = os.sched_getaffinity(0)
     if core in allowed:
-        os.sched_setaffinity(0, {core})
-        os.sched_setaffinity(0, allowed)
+        for cores in ({core}, allowed):
+            mask = _mask(cores)
+            _allow(0, len(mask), mask)
+
+
+def _mask(cores: Iterable[int]) -> bytes:
+    """As the system's calls have it: a bit for each core."""
+    return sum(1 << core for core in cores if core < MOST).to_bytes(MOST // 8, "little")

@@ -46,8 +46,8 @@ class Hearer:
             raise self.error
         if not packet:
             del self.wires[number]
-            return []
-        return [b"answer to " + packet]
+        else:
+            self.wires[number].send(b"answer to " + packet)
 
     def patience_left(self, now):
         return None

@@ -17,10 +17,12 @@ class Machine:
     def sched_getaffinity(self, thread):
         return set(self.allowed)
 
-    def sched_setaffinity(self, thread, allowed):
+    def allow(self, thread, size, mask):
+        bits = int.from_bytes(mask, "little")
+        allowed = {core for core in range(8 * size) if bits >> core & 1}
         if self.core not in allowed:
             self.core = min(allowed)
-        self.moves.append(set(allowed))
+        self.moves.append(allowed)
 
 
 @pytest.fixture
@@ -29,6 +31,7 @@ def machine(monkeypatch):
         made = Machine(allowed, core)
         monkeypatch.setattr(cores, "os", made)
         monkeypatch.setattr(cores, "here", lambda: made.core)
+        monkeypatch.setattr(cores, "_allow", made.allow)
         return made
 
     return make
@@ -73,8 +76,8 @@ def test_one_who_hears_leaves_another_workers_core_for_its_own_workers(machine):
     assert m.core == 0
 
 
-@pytest.mark.parametrize("where", [(1, 0), (0, 2), (NOWHERE, 1)])
-def test_one_who_hears_stays_with_its_worker_or_where_nobody_works(machine, where):
+@pytest.mark.parametrize("where", [(1, 0), (0, 2), (NOWHERE, 1), (0, 1, 1)])
+def test_one_who_hears_stays_where_it_is_in_nobodys_way(machine, where):
     m, found = machine({0, 1, 2}, 1), at(*where)
     found.follow(0)
     assert m.moves == []
@@ -82,3 +85,10 @@ def test_one_who_hears_stays_with_its_worker_or_where_nobody_works(machine, wher
 
 def test_here_is_a_core_of_this_process():
     assert cores.here() in cores.os.sched_getaffinity(0)
+
+
+def test_a_thread_that_moves_is_there_and_may_go_on_to_all_its_cores():
+    before = cores.os.sched_getaffinity(0)
+    for core in before:
+        cores.move(core)
+        assert cores.os.sched_getaffinity(0) == before
