@@ -63,7 +63,8 @@ class Reader:
 
     def read(self, lease: Lease, part: slice = slice(None)) -> Any:
         """The batch of `lease`, or of a part of it."""
-        return self.fetch(self.order(lease.epoch)[lease.start : lease.stop][part])
+        rows = self.order(lease.epoch)[lease.start : lease.stop]
+        return self.fetch(rows if part == slice(None) else rows[part])
 
     def fetch(self, rows: Tensor) -> Any:
         """The batch of the samples numbered `rows`."""

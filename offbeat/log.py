@@ -221,7 +221,7 @@ class Listener:
 
 def decode(lines: bytes) -> list[Entry]:
     """The records in whole lines."""
-    return [_decoder.decode(line) for line in lines.splitlines()]
+    return _decoder.decode_lines(lines)
 
 
 def tail(path: Path, start: int) -> tuple[list[Entry], int]:

@@ -216,9 +216,10 @@ class Crew:
         script: nn.Module | None = None,
     ) -> Station:
         """A worker's place; `make` makes another kind of worker, over the model of a `script`."""
-        compute_steadily()
         local = self.local
         least = local.emulate[number] if local.emulate else 0.0
+        if not least:  # else it sleeps for most of the time, and is to run when that is over
+            compute_steadily()
         slot = self.shared.slots[number]
         if self.split:
             assert self.content.cut is not None

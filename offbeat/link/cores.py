@@ -35,9 +35,12 @@ class Cores:
 
     def follow(self, worker: int) -> None:
         """As one who hears `worker`: leave the core of another one for that worker's."""
-        core, taken = here(), self.cells.tolist()
+        core = here()
+        if core == self.cells.item(worker):
+            return
+        taken = self.cells.tolist()
         # With more workers than cores somebody is always in the way, wherever this thread goes.
-        if core != taken[worker] and core in taken and len({*taken, NOWHERE}) > len(taken):
+        if core in taken and len({*taken, NOWHERE}) > len(taken):
             move(taken[worker])
 
 

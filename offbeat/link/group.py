@@ -17,13 +17,14 @@ from offbeat.store.table import Flat
 PIECE = 16 << 20  # bytes that are added up in one go
 HOST = "127.0.0.1"
 
-# Adds chunks, one from each member, with these shares into a tensor that holds zeros.
+# Makes a tensor that holds zeros the sum of chunks, one from each member, with these shares.
 Sum = Callable[[Tensor, Sequence[Tensor], Sequence[float]], None]
 
 
 def fused(total: Tensor, chunks: Sequence[Tensor], shares: Sequence[float]) -> None:
     """As the store adds gradients up."""
-    for chunk, share in zip(chunks, shares, strict=True):
+    torch.mul(chunks[0], shares[0], out=total)
+    for chunk, share in zip(chunks[1:], shares[1:], strict=True):
         total.add_(chunk, alpha=share)
 
 

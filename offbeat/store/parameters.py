@@ -172,8 +172,8 @@ class Parameters:
         if not self._sums:
             self._sums = [Flat(flat.table) for flat in self.flats]
         for shard, total in enumerate(self._sums):
-            total.zero_()
-            for payload, share in zip(payloads, shares, strict=True):
+            total.become(payloads[0][shard], shares[0])
+            for payload, share in zip(payloads[1:], shares[1:], strict=True):
                 total.add_(payload[shard], share)
         return self._sums
 
@@ -297,7 +297,7 @@ class Parameters:
     @property
     def updater_bytes(self) -> int:
         """Bytes of averaged local state that a worker gets with a pull."""
-        return total_bytes(self.updater_state.values())
+        return total_bytes(self.updater_state.values()) if self.updater_state else 0
 
     @property
     def nbytes(self) -> int:

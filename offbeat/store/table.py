@@ -124,6 +124,12 @@ class Flat:
             torch.sub(a, b, out=out)
         return self
 
+    def become(self, other: "Flat", scale: float) -> "Flat":
+        """Become `scale` · `other`."""
+        for mine, theirs in zip(self.spans, other.spans, strict=True):
+            torch.mul(theirs, scale, out=mine)
+        return self
+
     def add_(self, other: "Flat", scale: float = 1.0) -> "Flat":
         for mine, theirs in zip(self.spans, other.spans, strict=True):
             mine.add_(theirs, alpha=scale)
@@ -185,7 +191,7 @@ class Digest:
 
     def sum(self) -> int:
         """What these tensors add to the hash."""
-        return sum(xxhash.xxh3_128_intdigest(piece, seed) for piece, seed in self.pieces)
+        return sum([xxhash.xxh3_128_intdigest(piece, seed) for piece, seed in self.pieces])
 
     def __call__(self) -> str:
         return hexadecimal(self.sum())

@@ -13,6 +13,7 @@ from offbeat.engine.floor import Floor
 from offbeat.link.cores import NOWHERE, Cores
 
 LONG = 20.0
+FOR_EVER = 3600.0  # one who is not woken waits longer than any test may take
 
 
 class Hearer:
@@ -20,7 +21,7 @@ class Hearer:
 
     def __init__(self):
         self.wires: dict[int, socket.socket] = {}
-        self.shortest = LONG
+        self.shortest = FOR_EVER
         self.shared = SimpleNamespace(cores=Cores(np.full(2, NOWHERE)))
         self.packets: list[tuple[int, bytes]] = []
         self.inside = 0

@@ -8,8 +8,10 @@ import signal
 import pytest
 import torch
 
-from offbeat.engine.process import branch, fork, in_fresh_thread
+import offbeat as ob
+from offbeat.engine.process import branch, compute_steadily, fork, in_fresh_thread
 from offbeat.errors import RunError
+from tests.contract.common import optimizer_for, problem
 from tests.engine.common import children, nothing_left
 
 
@@ -190,3 +192,28 @@ def test_a_fresh_thread_passes_on_what_it_raises():
 
     with pytest.raises(KeyError, match="inside"):
         in_fresh_thread(main, 1)
+
+
+def test_one_that_computes_does_not_push_aside_who_wakes_it():
+    def main():
+        compute_steadily()
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
+
+    with nothing_left():
+        assert ended(fork("offbeat x", main)) is None
+
+
+@pytest.mark.parametrize(("emulate", "policy"), [(None, os.SCHED_BATCH), ("1ms", os.SCHED_OTHER)])
+def test_workers_compute_steadily_unless_they_mostly_sleep(emulate, policy):
+    what, launcher = problem(), os.getpid()
+
+    def loss(output, target):
+        if os.getpid() != launcher:
+            raise ValueError(f"policy {os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK}")
+        return what.loss(output, target)
+
+    with nothing_left(), pytest.raises(RunError, match=f"policy {policy}"):
+        ob.train(
+            what.model, what.data, loss, discipline="asp", workers=2, batch_size=4, epochs=1,
+            optimizer=optimizer_for("asp"), emulate=emulate,
+        )  # fmt: skip

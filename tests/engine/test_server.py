@@ -273,7 +273,9 @@ def test_what_was_sent_in_time_counts_although_it_is_read_late(bench, now):
     b.sequence[0] += 1
     part = Part(0, 1, 0, 0, go.leases, 4)
     b.ends[0].send(encode(Push(part, [], True)))
+    assert b.server.patience_left(now.at) == PATIENCE
     now.at += 5 * PATIENCE
+    assert b.server.patience_left(now.at) is None  # nobody needs to look again for its sake
     b.look()
     assert b.state(0) == State.ACTIVE
     b.hear()
