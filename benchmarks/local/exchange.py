@@ -12,21 +12,24 @@ from benchmarks.scale import RESNET_FLOATS, Scale
 
 LIMITS = {"sgd": "axpy + copy", "momentum": "momentum step + copy", "adam": "fused Adam + copy"}
 BOUNDS = {"sgd": 1.25, "adam": 1.3}
+NAMES = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "Adam"}
 # One worker reads the server's parameters in place; of two each gets a copy, which is harder, and
-# depends on where the system happens to put the pages: from launch to launch by a fifth.
+# depends on where the system happens to put the pages: from launch to launch by a fifth. The same
+# bounds hold for both.
 ALONE, OF_TWO = "one worker", "one of two workers"
 
 
 def exchange(scale: Scale) -> list[Figure]:
     """Push, apply and pull against the raw limit, all-reduce, RPC and Ray."""
     size = f"exchange of {scale.floats / 1e6:.1f} M floats"
-    one, two = _rounds(scale, "sgd", copied=False), _rounds(scale, "sgd")
-    adam = {how: _rounds(scale, "adam", copied=how is OF_TWO) for how in (ALONE, OF_TWO)}
+    found = {
+        (rule, how): _rounds(scale, rule, copied=how is OF_TWO)
+        for rule in BOUNDS
+        for how in (ALONE, OF_TWO)
+    }
     figures = [
-        _over_limit(f"{size}, SGD, {ALONE}, over the limit", one, "sgd", BOUNDS["sgd"]),
-        _over_limit(f"{size}, SGD, {OF_TWO}, over the limit", two, "sgd"),
-        _over_limit(f"{size}, Adam, {ALONE}, over the limit", adam[ALONE], "adam", BOUNDS["adam"]),
-        _over_limit(f"{size}, Adam, {OF_TWO}, over the limit", adam[OF_TWO], "adam"),
+        _over_limit(f"{size}, {NAMES[rule]}, {how}, over the limit", mine, rule, BOUNDS[rule])
+        for (rule, how), mine in found.items()
     ]
     others = {
         "gloo all-reduce, 2 ranks": (ddp.all_reduce, 4.0),
@@ -39,15 +42,14 @@ def exchange(scale: Scale) -> list[Figure]:
         )
         what = f"{size}, SGD: {name} over offbeat"
         figures += [
-            _over(f"{what}, {ALONE}", one, peer, bound),
-            _over(f"{what}, {OF_TWO}", two, peer),
+            _over(f"{what}, {how}", found["sgd", how], peer, bound) for how in (ALONE, OF_TWO)
         ]
     hashed = _rounds(scale, "sgd", hashed=True)
     what = f"{size}, SGD, with a hash of every version in the log, over the limit"
     return [*figures, _over_limit(what, hashed, "sgd")]
 
 
-def _over(what: str, found: dict[str, Any], peer: Peer, at_least: float | None = None) -> Figure:
+def _over(what: str, found: dict[str, Any], peer: Peer, at_least: float | None) -> Figure:
     mine = _milliseconds(found["exchange"])
     faster = None if peer.value is None else peer.value / mine
     return Figure(what, faster, "x", at_least=at_least, peers=(Peer("offbeat", mine, "ms"), peer))
@@ -60,13 +62,13 @@ def before_image(scale: Scale) -> list[Figure]:
     takes a copy from before it, in memory that outlives the server.
     """
     figures = []
-    for rule, name in (("momentum", "SGD with momentum"), ("adam", "Adam")):
+    for rule in ("momentum", "adam"):
         found = _rounds(scale, rule)
         whole = [a + b for a, b in zip(found["exchange"], found["image"], strict=True)]
         ratio = _ratio(whole, found["limit"])
         figures.append(
             Figure(
-                f"exchange and a before-image of every update, {name}, over the limit",
+                f"exchange and a before-image of every update, {NAMES[rule]}, over the limit",
                 ratio,
                 "x",
                 beside="why a large model goes back to a checkpoint when its server is killed",
