@@ -8,6 +8,7 @@ from offbeat.discipline import Discipline
 
 Cells = NDArray[np.int64]
 NOBODY = -1
+FEW = 16  # workers of whom Python finds out sooner one by one than NumPy does all at once
 UNBOUND = int(np.iinfo(np.int64).max)
 
 
@@ -53,7 +54,8 @@ def new_board(workers: int) -> Cells:
 
 def slowest(cells: Cells) -> int:
     """The smallest clock among the workers that bind others; UNBOUND if there is none."""
-    return int(cells[Row.BINDING].min())
+    clocks = cells[Row.BINDING]
+    return min(clocks.tolist()) if len(clocks) <= FEW else int(clocks.min())
 
 
 def furthest_behind(cells: Cells) -> int:
@@ -105,6 +107,10 @@ def blockers(cells: Cells, worker: int, discipline: Discipline) -> list[int]:
 
 def released(cells: Cells, discipline: Discipline) -> list[int]:
     """The waiting workers that may go on now, in the order of their numbers."""
+    if cells.shape[1] <= FEW:
+        low = slowest(cells)
+        waits = enumerate(cells[Row.WAITING].tolist())
+        return [worker for worker, one in waits if one and may_go(cells, worker, discipline, low)]
     waiting = cells[Row.WAITING] == 1
     if isinstance(discipline.gather, All):
         waiting &= cells[Row.PENDING] == 0

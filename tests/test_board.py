@@ -16,14 +16,16 @@ from offbeat.board import NOBODY, UNBOUND, Cells, Row, State
 Make = Callable[[int], Cells]
 
 
-@pytest.fixture(params=["plain", "bytes", "shared"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Boards in ordinary memory, over a plain buffer, and in shared memory."""
+@pytest.fixture(params=["plain", "many", "bytes", "shared"])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Boards in ordinary memory, as if of many workers, over a plain buffer, in shared memory."""
+    if request.param == "many":
+        monkeypatch.setattr(board, "FEW", 0)
     segments: list[shared_memory.SharedMemory] = []
 
     def build(workers: int) -> Cells:
         fresh = board.new_board(workers)
-        if request.param == "plain":
+        if request.param in ("plain", "many"):
             return fresh
         buffer: Any = bytearray(fresh.nbytes)
         if request.param == "shared":
@@ -275,6 +277,11 @@ def test_waiting_and_releasing_agree(workers: list[tuple[int, int]], slack: int)
     ssp = ob.SSP(slack)
     may = [n for n in at_work if board.may_go(cells, n, ssp)]
     assert board.released(cells, ssp) == may
+    for discipline in (ssp, ob.BSP(), ob.ASP()):
+        few = board.released(cells, discipline)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(board, "FEW", 0)
+            assert board.released(cells, discipline) == few
     assert [n for n in at_work if not board.blockers(cells, n, ssp)] == may
     if at_work:
         low = min(at_work, key=lambda n: workers[n][0])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from offbeat.errors import CheckpointError, ConfigError
 
 ALIGNMENT = 64  # bytes; a cache line, so that two tensors never share one
 # Bytes up to which calling costs more than computing. PyTorch's way to an operation is long, and a
-# server that works once in a while finds none of it in the cache; NumPy's is short.
+# server that works once in a while finds none of it in the cache; Python's and NumPy's are short.
 FEW = 1 << 20
+EXACT = (torch.float32, torch.float64)  # of others NumPy rounds a factor before it multiplies
 Policy = Literal["shared", "averaged", "local"]
 BUFFER_POLICIES = ("averaged", "local")
 
@@ -94,9 +96,13 @@ class Flat:
     def __init__(self, table: Table, buffer: Tensor | None = None):
         self.table = table
         self.buffer = torch.zeros(table.nbytes, dtype=torch.uint8) if buffer is None else buffer
-        self.bytes: Any = self.buffer.numpy()
+        array: Any = self.buffer.numpy()
+        self.bytes = memoryview(array)
         self.words = self.buffer.view(torch.int64)  # PyTorch copies these faster than bytes
         self.spans = [self.buffer[s.start : s.stop].view(s.dtype) for s in table.spans]
+        self.arrays: list[Any] | None = None  # the same for NumPy, where it computes the same bits
+        if table.nbytes <= FEW and all(span.dtype in EXACT for span in table.spans):
+            self.arrays = [span.numpy() for span in self.spans]
         self.views = {
             entry.name: self.buffer[entry.offset : entry.offset + entry.nbytes]
             .view(entry.dtype)
@@ -126,6 +132,10 @@ class Flat:
 
     def become(self, other: "Flat", scale: float) -> "Flat":
         """Become `scale` · `other`."""
+        if self.arrays is not None and other.arrays is not None:
+            for out, array in zip(self.arrays, other.arrays, strict=True):
+                np.multiply(array, scale, out=out)
+            return self
         for mine, theirs in zip(self.spans, other.spans, strict=True):
             torch.mul(theirs, scale, out=mine)
         return self

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from offbeat.errors import CheckpointError, ConfigError
+from offbeat.store import table as table_module
 from offbeat.store.table import (
     ByCount,
     BySize,
@@ -95,6 +96,22 @@ def test_arithmetic_reaches_every_tensor_of_every_dtype() -> None:
     assert one.finite()
     one.views["b"][1, 1] = torch.inf
     assert not one.finite()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_a_share_has_the_bits_that_pytorch_gives_it(
+    dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "FEW", few)
+    table = Table.of([Entry("a", (1000,), dtype, "shared")])
+    one = Flat(table)
+    one.views["a"].copy_(torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e-3)
+    one.views["a"][:4] = torch.tensor([torch.inf, -0.0, 1e-41, 3e38]).to(dtype)
+    for share in (1 / 3, 0.1, 0.5):
+        got = Flat(table).become(one, share).views["a"]
+        wanted = one.views["a"] * share
+        assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
 
 
 def test_a_clone_is_a_copy() -> None:
