@@ -147,6 +147,8 @@ class Log:
         self.relay: Callable[[bytes], None] | None = None  # gets every record as a line
         self.file: IO[bytes] | None = None
         self.size = 0  # of the file, known without asking the system
+        self.gathers = False  # whether records wait for `flush`
+        self.waiting = bytearray()
         if path is not None:
             # Unbuffered, so that others can follow the run and a kill takes no record with it.
             self.file = open(path, "ab" if keep is not None else "wb", buffering=0)  # noqa: SIM115
@@ -164,11 +166,19 @@ class Log:
         if self.file is not None or self.relay is not None:
             line = _encoder.encode(record) + b"\n"
             if self.file is not None:
-                self.size += self.file.write(line)
+                self.waiting += line
+                if not self.gathers:
+                    self.flush()
             if self.relay is not None:
                 self.relay(line)
         for listener in self.listeners:
             listener.see(record)
+
+    def flush(self) -> None:
+        """Write what waits, in one go."""
+        if self.waiting and self.file is not None:
+            lines, self.waiting = self.waiting, bytearray()
+            self.size += self.file.write(lines)
 
     def switch(self, path: Path) -> None:
         """Go on in another file, from its beginning."""
@@ -188,13 +198,16 @@ class Log:
                 listener.end()
 
     def length(self) -> int:
-        """Bytes written so far."""
-        return 0 if self.file is None else self.size
+        """Bytes written so far, and those that wait."""
+        return 0 if self.file is None else self.size + len(self.waiting)
 
     def close(self) -> None:
         if self.file is not None:
-            self.file.close()
-            self.file = None
+            try:
+                self.flush()
+            finally:
+                self.file.close()
+                self.file = None
 
 
 class Listener:

@@ -160,8 +160,9 @@ LAYERS: dict[str, set[str]] = {
         *("contribution", "log", "job", "link.memory", "store.parameters", "store.table"),
     },
     "engine.orders": set(),
+    "engine.answers": set(),
     "engine.server": {
-        *("errors", "board", "lease", "contribution", "link"),
+        *("errors", "board", "lease", "contribution", "link", "engine.answers"),
         *("store.core", "store.parameters", "store.table"),
     },
     "engine.floor": {"engine.server"},

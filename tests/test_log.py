@@ -101,6 +101,45 @@ def test_a_log_without_a_file_still_tells_its_listeners() -> None:
     quiet.close()
 
 
+def test_records_that_are_gathered_go_out_together(tmp_path: Path) -> None:
+    path, lines = tmp_path / "log.jsonl", []
+    out = Log(path)
+    out.gathers, out.relay = True, lines.append
+    for record in RECORDS[:3]:
+        out.write(record)
+    assert len(lines) == 3  # those who listen hear of them at once
+    assert path.read_bytes() == b""
+    assert out.length() == len(b"".join(lines))
+    out.flush()
+    assert path.read_bytes() == b"".join(lines)
+    assert out.length() == len(b"".join(lines))
+    out.write(RECORDS[3])
+    out.switch(tmp_path / "next.jsonl")
+    assert list(log.read(path)) == RECORDS[:4]
+    assert out.length() == 0
+    out.write(RECORDS[4])
+    out.close()
+    assert list(log.read(tmp_path / "next.jsonl")) == [RECORDS[4]]
+
+
+def test_what_could_not_be_written_is_not_tried_again(tmp_path: Path) -> None:
+    out = Log(tmp_path / "log.jsonl")
+    assert out.file is not None
+    real = out.file
+
+    class Full:
+        def write(self, lines: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            real.close()
+
+    out.file = Full()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space"):
+        out.write(RECORDS[0])
+    out.close()
+
+
 def test_a_listener_may_leave_everything_out() -> None:
     listener = Listener()
     listener.begin(None, 0)

@@ -133,6 +133,9 @@ class Crew:
         assert parameters is not None
         if self.folder is None and self.images is not None:
             steward.new_log = lambda: self.keep.log
+        if self.images is not None:
+            found = None if lived is None else lived.tensors
+            self.images.begin(0 if lived is None else lived.version, found)
         if saved is not None:
             steward.restore(*saved)
         else:
@@ -148,7 +151,8 @@ class Crew:
             self.store.log.write(self.relaid)
         if self.images is not None:
             self.images.write(self.store.version)
-            self.store.on_version = self.images.write
+            self.store.on_update, self.store.on_version = self.images.before, self.images.write
+            steward.floor.spare = self.images.keep
         steward.obey(orders)
         send_helpers_home()  # from here on the threads that hear the workers compute
         try:
@@ -203,8 +207,9 @@ class Crew:
             start = saved[1]["session"]["log"]
         records, length = tail(path, start)
         before = 0 if saved is None else saved[1]["store"]["version"]
-        tensors = self.images.read(last_version(records, before))
-        return None if tensors is None else Lived(records, length, tensors)
+        version = last_version(records, before)
+        tensors = self.images.read(version)
+        return None if tensors is None else Lived(version, records, length, tensors)
 
     # ------------------------------------------------------------ a worker
 
@@ -218,9 +223,11 @@ class Crew:
         """A worker's place; `make` makes another kind of worker, over the model of a `script`."""
         local = self.local
         least = local.emulate[number] if local.emulate else 0.0
-        if not least:  # else it sleeps for most of the time, and is to run when that is over
-            compute_steadily()
         slot = self.shared.slots[number]
+        if least:  # it sleeps for most of the time, and is to run when that is over, anywhere
+            slot.settle = lambda: None
+        else:
+            compute_steadily()
         if self.split:
             assert self.content.cut is not None
             what = (self.job, self.content.cut, slot, self.shared.posts[number], self.buffers)

@@ -25,6 +25,7 @@ class Floor:
         self.selector = selectors.DefaultSelector()  # of callables
         self.taken = threading.Lock()
         self.heard: Callable[[], bool] = lambda: False  # told of every packet; True wakes `wait`
+        self.spare: Callable[[], None] = lambda: None  # what can be done once all are answered
         self.failure: BaseException | None = None  # what went wrong in one of the threads
         self.bell = os.eventfd(0)
         self.selector.register(self.bell, selectors.EVENT_READ, partial(os.eventfd_read, self.bell))
@@ -57,11 +58,20 @@ class Floor:
             try:
                 self.server.hear(number)
                 look = self.heard()
+                due = self.server.unsaid()
             except BaseException as error:
-                self.failure, look = error, True
+                self.failure, look, due = error, True, []
             if look:
                 self.ring()
+        self.server.answers.send(due, last=number)
+        if self.taken.acquire(blocking=False):
+            self.spare()
+            self.taken.release()
         return True
+
+    def answer(self) -> None:
+        """Send at once what is to be sent: what comes next takes its time."""
+        self.server.answers.send(self.server.unsaid())
 
     def ring(self) -> None:
         """Let `wait` come back."""
@@ -79,8 +89,10 @@ class Floor:
         self.server.give_up_the_silent(time.monotonic())
 
     def _pause(self, timeout: float) -> None:
+        due = self.server.unsaid()
         self.taken.release()
         try:
+            self.server.answers.send(due)
             found = self.selector.select(timeout)
         finally:
             self.taken.acquire()
@@ -92,5 +104,6 @@ class Floor:
     def dismiss(self, until: float) -> None:
         """Tell everyone that it is over, and hear their last words until `until`."""
         self.server.dismiss()
+        self.answer()
         while self.server.wires and time.monotonic() < until:
             self._pause(max(0.0, until - time.monotonic()))

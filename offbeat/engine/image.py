@@ -1,4 +1,8 @@
-"""Two images of all that a store has learnt, written in turn, so that a kill leaves one whole."""
+"""What a store has learnt, in memory that outlives it: some version is whole whenever it is killed.
+
+The parameters are in shared memory anyway, and whole except while an update changes them; a copy is
+made before it does. What the rule keeps is copied after every update, to two places in turn.
+"""
 
 from collections.abc import Mapping
 
@@ -11,7 +15,7 @@ from offbeat.job import Job
 from offbeat.link.memory import PAGE, Arena, pages
 from offbeat.log import Part
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import Entry, Flat, Table
+from offbeat.store.table import Entry, Flat, Table, fill, named, under
 
 # Larger models go back to their last checkpoint: two more passes over memory for every update
 # would cost more than the updates themselves (see docs/faults.md).
@@ -19,25 +23,36 @@ LARGEST = 16 << 20
 Learnt = tuple[str, Mapping[str, Tensor]]  # a prefix of the names, and tensors by the rest of them
 
 
+class Mark:
+    """Which version is where; one that is being written is NONE."""
+
+    REST = 0  # what the rule keeps of versions that are even, and of those that are odd
+    LIVE = 2  # the parameters that the store works on
+    KEPT = 3  # their copy
+    COUNT = 4
+
+
+NONE = -1
+
+
 class Images:
-    """After every update, and before it is told to anybody, one image is brought up to date."""
+    """Told of every update before it is made and before it is logged, it has one to go on from."""
 
     def __init__(self, parameters: Parameters, table: Table):
         self.parameters = parameters
         count = len(table)
         whole = sum(pages(flat.table.nbytes) for flat in parameters.flats)
-        self.arena = Arena(PAGE + pages(2 * count) + 2 * (whole + pages(table.nbytes)))
-        self.versions = self.arena.take(16).numpy().view(np.int64)
-        self.versions[:] = -1
+        self.arena = Arena(PAGE + pages(2 * count) + whole + 2 * pages(table.nbytes))
+        self.marks = self.arena.take(8 * Mark.COUNT).numpy().view(np.int64)
+        self.marks[:] = NONE
         self.index = {entry.name: i for i, entry in enumerate(table)}
         self.present = self.arena.take(2 * count).numpy().reshape(2, count)
         self.flats = [
-            [Flat(flat.table, self.arena.take(flat.table.nbytes)) for flat in parameters.flats]
-            for _ in range(2)
+            Flat(flat.table, self.arena.take(flat.table.nbytes)) for flat in parameters.flats
         ]
         self.rest = [Flat(table, self.arena.take(table.nbytes)) for _ in range(2)]
-        # What this process has put into each image beside the parameters, and where; an earlier
-        # server may have left something else there.
+        # What this process has put into each of the two places, and where; an earlier server may
+        # have left something else there.
         self.seen: list[list[Learnt] | None] = [None, None]
         self.written: list[list[str] | None] = [None, None]
         self.places: list[list[Tensor]] = [[], []]
@@ -53,19 +68,41 @@ class Images:
         table = _table(throw_away, averaged)
         return cls(parameters, table) if table.nbytes <= LARGEST else None
 
+    def begin(self, version: int, found: Mapping[str, Tensor] | None) -> None:
+        """Another server takes over, with what was `found` of `version`; that stays to be found."""
+        if found is None:
+            self.marks[Mark.KEPT] = NONE
+        elif self.marks[Mark.KEPT] != version:
+            self.marks[Mark.KEPT] = NONE
+            fill(self.flats, under("parameters/", found))
+            self.marks[Mark.KEPT] = version
+        self.marks[Mark.LIVE] = NONE
+
+    def keep(self) -> None:
+        """Copy the parameters, unless that is done: sooner or later an update changes them."""
+        marks, live = self.marks, self.marks.item(Mark.LIVE)
+        if live != NONE and live != marks.item(Mark.KEPT):
+            marks[Mark.KEPT] = NONE
+            for mine, theirs in zip(self.flats, self.parameters.flats, strict=True):
+                mine.copy_(theirs)
+            marks[Mark.KEPT] = live
+
+    def before(self) -> None:
+        """An update is about to be made."""
+        self.keep()
+        self.marks[Mark.LIVE] = NONE
+
     def write(self, version: int) -> None:
-        """The store is at `version`; the other image stays as it is."""
+        """The store is at `version`, and about to tell."""
         place = version % 2
-        self.versions[place] = -1
-        for mine, theirs in zip(self.flats[place], self.parameters.flats, strict=True):
-            mine.copy_(theirs)
+        self.marks[place] = NONE
         rest = learnt(self.parameters)
         # The same objects have the same names: looking at those costs more than copying.
         if not _identical(rest, self.seen[place]) and not self._find(place, rest):
-            return  # a rule that has learnt something new: an image without it would be wrong
+            return  # a rule that has learnt something new: without it the rest would be wrong
         if self.sources[place]:
             torch._foreach_copy_(self.places[place], self.sources[place])
-        self.versions[place] = version
+        self.marks[place] = self.marks[Mark.LIVE] = version
 
     def _find(self, place: int, rest: list[Learnt]) -> bool:
         """Where everything that has been learnt goes; False if something has no place."""
@@ -82,15 +119,13 @@ class Images:
         return True
 
     def read(self, version: int) -> dict[str, Tensor] | None:
-        """What the store had learnt at `version`, if that image is whole."""
+        """What the store had learnt at `version`, if all of that is whole."""
         place = version % 2
-        if self.versions[place] != version:
+        whole = {self.marks.item(Mark.LIVE): self.parameters.flats}
+        whole[self.marks.item(Mark.KEPT)] = self.flats
+        if self.marks[place] != version or version not in whole:
             return None
-        found = {
-            f"parameters/{name}": view.clone()
-            for flat in self.flats[place]
-            for name, view in flat.views.items()
-        }
+        found = {name: view.clone() for name, view in named("parameters/", whole[version]).items()}
         for name, view in self.rest[place].views.items():
             if self.present[place, self.index[name]]:
                 found[name] = view.clone()

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from offbeat.board import Row, State
 from offbeat.contribution import Contribution, Verdict
+from offbeat.engine.answers import Answers
 from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.memory import Counts, Shared
@@ -64,6 +65,7 @@ class Server:
         self.ahead, self.clock = ahead, clock  # leases that a worker has beside the one in hand
         self.packets = Packets()
         self.wires: dict[int, socket.socket] = {}
+        self.answers = Answers(len(shared.slots))
         self.ready: deque[int] = deque()
         self.held_since: dict[int, float] = {}
         self.computed: dict[int, list[Lease]] = {}  # steps to be told with the next pull
@@ -118,6 +120,11 @@ class Server:
             self._receive(number, to_store(packet))
         if self.ready:
             self._drain()
+
+    def unsaid(self) -> list[int]:
+        """Who is to be sent something as soon as others have the floor; it is on record by then."""
+        self.store.log.flush()
+        return self.answers.take()
 
     def _receive(self, number: int, message: Message) -> None:
         if isinstance(message, Bye):
@@ -350,8 +357,7 @@ class Server:
     def _send(self, number: int, message: Message) -> None:
         wire = self.wires.get(number)
         if wire is not None:
-            with suppress(OSError):  # its death shows when its wire is read
-                wire.send(encode(message))
+            self.answers.put(number, wire, encode(message))
 
 
 def _inside(why: str) -> str:

@@ -52,6 +52,7 @@ class Rhythm:
 class Lived:
     """What a server that was killed had done since its last checkpoint, and all it had learnt."""
 
+    version: int
     records: list[Entry]
     length: int  # of its log
     tensors: dict[str, Tensor]
@@ -77,7 +78,7 @@ class Steward:
         self.testing: Evaluated | None = None  # under way
         self.tested = 0  # tests done or under way
         self.saved_version, self.saved_epoch = self.store.version, self.store.epoch
-        self.store.log.relay = self._relay
+        self.store.log.relay, self.store.log.gathers = self._relay, True
         server.silent = lambda number: outbox.put(Frozen(number))
 
     def obey(self, wire: socket.socket) -> None:
@@ -149,6 +150,7 @@ class Steward:
         if self.server.quiet:
             self._test_if_due()
             if self._save_due():
+                self.floor.answer()
                 self.save()
 
     def _turn(self) -> None:
@@ -167,6 +169,7 @@ class Steward:
         self.lines += line
 
     def _flush(self) -> None:
+        self.store.log.flush()
         if self.lines:
             self.outbox.put(Lines(bytes(self.lines)))
             self.lines.clear()
@@ -181,6 +184,7 @@ class Steward:
         if every is None or self.testing is not None or self.tester is None:
             return
         if self.store.applied >= (self.tested + 1) * every:
+            self.floor.answer()
             self._test(every)
 
     def _test(self, every: int) -> None:

@@ -47,6 +47,7 @@ class Store:
         self.pull_bytes = parameters.pull_bytes if parameters is not None else 0
         self.version = 0
         self.epoch = 0  # epochs done
+        self.on_update: Callable[[], None] | None = None  # called before an update is made
         self.on_version: Callable[[int], None] | None = None  # called before a version is logged
         self.gathered: list[Contribution] = []
         self._barrier = isinstance(self.discipline.gather, All)
@@ -189,6 +190,9 @@ class Store:
         group, self.gathered = self.gathered, []
         if len(group) > 1:  # sorted, so that the sum does not depend on who was faster
             group.sort(key=lambda c: (c.part.worker, c.part.sequence))
+        if self.on_update is not None:
+            self.log.flush()  # of the version before nothing else may be left in a moment
+            self.on_update()
         rate = self.parameters.update(group) if self.parameters is not None else 1.0
         self.version += 1
         if self.on_version is not None:

@@ -2,9 +2,11 @@
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +301,29 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(out, monkeypa
     assert_exact(again, 24, 2)
 
 
+def test_a_checkpoint_keeps_nobody_waiting(out, monkeypatch):
+    went_on, write = os.eventfd(0), checkpoint.save_tensors
+
+    def slow(path: Path, tensors: Any) -> str:
+        if "checkpoints" in path.parts:
+            assert select.select([went_on], [], [], 20)[0]
+        return write(path, tensors)
+
+    steps = count(1)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if me() == "offbeat 0" and next(steps) == 5:
+            os.eventfd_write(went_on, 1)
+        return F.mse_loss(output, target)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", slow)
+    what = problem(samples=24)._replace(loss=loss)
+    # The checkpoint of version 4 is written when the worker has begun its fifth step.
+    done = run("local", what, "asp", workers=1, epochs=1, out=out, checkpoint_every=4)
+    assert done.summary().samples == 24
+    os.close(went_on)
+
+
 def test_a_log_that_cannot_be_written_ends_the_run_in_words(out):
     out.mkdir()
     limit = run("local", problem(), "bsp", workers=2, out=out)
@@ -474,10 +499,12 @@ def test_everything_ends_with_the_launcher(out, how):
     root = Path(__file__).parents[2]
     temporary = out.parent / "temporary"
     temporary.mkdir()
+    # PyTorch's own cache, which the first optimiser of any process makes.
+    places = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(out.parent / "cache")}
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(int(how)), str(out)],
         cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root), "TMPDIR": str(temporary)},
+        env=os.environ | {"PYTHONPATH": str(root)} | places,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

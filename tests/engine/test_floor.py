@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from offbeat.engine.answers import Answers
 from offbeat.engine.floor import Floor
 from offbeat.link.cores import NOWHERE, Cores
 
@@ -23,6 +24,7 @@ class Hearer:
         self.wires: dict[int, socket.socket] = {}
         self.shortest = FOR_EVER
         self.shared = SimpleNamespace(cores=Cores(np.full(2, NOWHERE)))
+        self.answers = Answers(2)
         self.packets: list[tuple[int, bytes]] = []
         self.inside = 0
         self.at_once = 0  # the most that were ever heard at the same time
@@ -48,7 +50,10 @@ class Hearer:
         if not packet:
             del self.wires[number]
         else:
-            self.wires[number].send(b"answer to " + packet)
+            self.answers.put(number, self.wires[number], b"answer to " + packet)
+
+    def unsaid(self):
+        return self.answers.take()
 
     def patience_left(self, now):
         return None
@@ -57,8 +62,8 @@ class Hearer:
         self.looked += 1
 
     def dismiss(self):
-        for wire in self.wires.values():
-            wire.send(b"over")
+        for number, wire in self.wires.items():
+            self.answers.put(number, wire, b"over")
 
 
 @pytest.fixture
@@ -113,6 +118,47 @@ def test_nobody_is_heard_while_another_has_the_floor(floor):
     floor.taken.acquire()
 
 
+def test_others_are_heard_while_an_answer_is_sent(floor):
+    one, other = connect(floor, 0), connect(floor, 1)
+    floor.server.answers.sending[0].acquire()  # its answer will not get out for now
+    one.send(b"one")
+    floor.taken.release()
+    assert floor.server.entered.acquire(timeout=LONG)
+    other.send(b"other")
+    assert other.recv(100) == b"answer to other"
+    floor.server.answers.sending[0].release()
+    assert one.recv(100) == b"answer to one"
+    floor.taken.acquire()
+
+
+def test_what_comes_next_may_take_its_time_once_all_are_answered(floor):
+    end = connect(floor, 0)
+    end.send(b"one")
+    floor.heard = lambda: (floor.answer(), seen.append(end.recv(100)))[1]
+    seen = []
+    floor.wait(0.0)
+    while not seen:
+        floor.wait(0.01)
+    assert seen == [b"answer to one"]
+
+
+def test_there_is_spare_time_after_an_answer(floor):
+    end, spent = connect(floor, 0), threading.Semaphore(0)
+    free = []
+
+    def spare():
+        free.append(floor.taken.acquire(blocking=False))
+        spent.release()
+
+    floor.spare = spare
+    floor.taken.release()
+    end.send(b"one")
+    assert end.recv(100) == b"answer to one"
+    assert spent.acquire(timeout=LONG)
+    assert free == [False]  # it had the floor
+    floor.taken.acquire()
+
+
 def test_a_packet_that_waits_for_its_turn_is_still_seen_in_the_wire(floor):
     end = connect(floor, 0)
     end.send(b"one")
@@ -129,6 +175,23 @@ def test_what_goes_wrong_in_a_thread_is_raised_by_the_one_who_waits(floor):
     end.send(b"one")
     with pytest.raises(ValueError, match="broken"):
         floor.wait(None)
+
+
+def test_what_cannot_be_recorded_is_not_answered(floor):
+    end = connect(floor, 0)
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    floor.server.unsaid = full
+    end.send(b"one")
+    floor.taken.release()
+    assert floor.server.entered.acquire(timeout=LONG)
+    floor.taken.acquire()
+    assert isinstance(floor.failure, OSError)
+    end.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        end.recv(100)
 
 
 def test_other_calls_and_the_time_are_looked_after(floor):

@@ -1,7 +1,9 @@
-"""Of the two images in memory one is whole, whenever the server dies."""
+"""Something to go on from is in memory, whenever the server dies."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -42,7 +44,9 @@ def images(job: Job, parameters: Parameters) -> Images:
     return found
 
 
-def step(parameters: Parameters, scale: float) -> None:
+def step(parameters: Parameters, scale: float, kept: Images | None = None) -> None:
+    if kept is not None:
+        kept.before()
     gradient = [Flat(flat.table) for flat in parameters.flats]
     for flat in gradient:
         for span in flat.spans:
@@ -55,7 +59,7 @@ def test_a_store_that_reads_its_image_goes_on_as_if_nothing_had_happened(rule: s
     job, parameters = made(RULES[rule])
     kept = images(job, parameters)
     for version in range(1, 4):
-        step(parameters, 0.1 * version)
+        step(parameters, 0.1 * version, kept)
         kept.write(version)
     found = kept.read(3)
     assert found is not None
@@ -79,47 +83,113 @@ def test_what_an_earlier_server_left_in_an_image_is_not_taken_for_this_ones() ->
     kept.close()
 
 
-def test_both_of_the_last_two_versions_are_there_and_no_other() -> None:
-    job, parameters = made(RULES["momentum"])
+@pytest.mark.parametrize("rule", RULES)
+def test_both_of_the_last_two_versions_are_there_and_no_other(rule: str) -> None:
+    job, parameters = made(RULES[rule])
     kept = images(job, parameters)
     hashes = {}
     for version in range(1, 5):
-        step(parameters, 0.1)
+        step(parameters, 0.1, kept)
         kept.write(version)
         hashes[version] = parameters.digest()
     assert kept.read(2) is None
     for version in (3, 4):
-        other = job.make_parameters()
-        found = kept.read(version)
-        assert other is not None
-        assert found is not None
-        other.load(found, other.meta())
-        assert other.digest() == hashes[version]
+        assert digest(job, kept.read(version)) == hashes[version]
     kept.close()
 
 
-def test_one_that_is_being_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def digest(job: Job, found: dict[str, torch.Tensor] | None) -> str:
+    """Of a store that goes on with what was found."""
+    other = job.make_parameters()
+    assert other is not None
+    assert found is not None
+    other.load(found, other.meta())
+    return other.digest()
+
+
+def killed(*arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+class Died(NamedTuple):
+    """A store that was killed on its way from version 2 to version 3, and what it was at 2."""
+
+    job: Job
+    parameters: Parameters
+    kept: Images
+    hash: str
+
+
+@pytest.fixture(params=["before", "copying", "kept", "updating", "writing"])
+def died(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Died]:
     job, parameters = made(RULES["momentum"])
     kept = images(job, parameters)
     for version in (1, 2):
-        step(parameters, 0.1)
+        step(parameters, 0.1, kept)
         kept.write(version)
-
-    def killed(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "_foreach_copy_", killed)
-    with pytest.raises(KeyboardInterrupt):
-        kept.write(3)
-    assert kept.read(3) is None
-    assert kept.read(2) is not None
+    hashed = parameters.digest()
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        if request.param == "copying":
+            patched.setattr(Flat, "copy_", killed)
+        if request.param == "writing":
+            patched.setattr(torch, "_foreach_copy_", killed)
+        go_on(parameters, kept, request.param)
+        raise AssertionError("it lives")
+    yield Died(job, parameters, kept, hashed)
     kept.close()
+
+
+def go_on(parameters: Parameters, kept: Images, until: str) -> None:
+    """The way from version 2 to version 3."""
+    if until == "before":
+        killed()
+    kept.keep()  # in spare time
+    if until == "kept":
+        killed()
+    kept.before()
+    for flat in parameters.flats:
+        flat.spans[0][:2] += 1.0  # a part of it is another already
+    if until == "updating":
+        killed()
+    step(parameters, 0.1)
+    kept.write(3)
+
+
+def test_wherever_a_server_dies_the_last_version_is_found(died: Died) -> None:
+    assert died.kept.read(3) is None
+    assert digest(died.job, died.kept.read(2)) == died.hash
+
+
+def test_it_is_found_again_if_the_next_server_dies_as_it_begins(died: Died) -> None:
+    died.kept.begin(2, died.kept.read(2))
+    for flat in died.parameters.flats:
+        flat.zero_()  # it loads an older checkpoint first
+    assert digest(died.job, died.kept.read(2)) == died.hash
+
+
+def test_nor_does_the_next_server_lose_it_while_it_copies_what_was_found(
+    died: Died, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image, "fill", killed)
+    with suppress(KeyboardInterrupt):
+        died.kept.begin(2, died.kept.read(2))
+    assert digest(died.job, died.kept.read(2)) == died.hash
+
+
+def test_a_server_that_begins_anew_finds_no_copy_of_another_past(died: Died) -> None:
+    died.kept.begin(0, None)
+    assert died.kept.read(2) is None
+    died.kept.write(2)  # the same number, of what has become something else
+    died.kept.keep()
+    now = died.parameters.digest()
+    died.kept.before()
+    assert digest(died.job, died.kept.read(2)) == now
 
 
 def test_a_rule_that_learns_something_new_has_no_image() -> None:
     job, parameters = made(RULES["sgd"])
     kept = images(job, parameters)
-    step(parameters, 0.1)
+    step(parameters, 0.1, kept)
     weight = next(iter(parameters.updaters[0].tensors.values()))
     parameters.updaters[0].rule.state[weight]["surprise"] = torch.ones(1)
     kept.write(1)

@@ -84,10 +84,16 @@ class Bench:
 
     def answer(self, number: int) -> Message | None:
         """What the worker is told; None if its wire has ended."""
+        self.send()
         packet = self.ends[number].recv(Packets.LARGEST)
         return to_worker(packet) if packet else None
 
+    def send(self) -> None:
+        """What a floor does when it leaves."""
+        self.server.answers.send(self.server.unsaid())
+
     def quiet(self, number: int) -> bool:
+        self.send()
         self.ends[number].setblocking(False)
         try:
             self.ends[number].recv(Packets.LARGEST, socket.MSG_PEEK)
@@ -458,6 +464,7 @@ def test_last_words_are_heard_and_the_dead_are_not_waited_for(bench):
     b.ends[2].send(encode(Ask()))  # it asks for more before it hears that it is over
     b.ends[2].send(encode(Bye({"peak": 9.0})))
     b.server.dismiss()
+    b.send()
     b.hear()
     assert b.server.words == {0: {"peak": 7.0}, 2: {"peak": 9.0}}
     assert b.server.wires == {}

@@ -1,11 +1,13 @@
 """Admission, gathering, staleness, dropping and waking, without any numbers."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 
 import offbeat as ob
+from offbeat import log
 from offbeat.board import Row
 from offbeat.contribution import Contribution, Verdict
 from offbeat.discipline import Discipline
@@ -80,6 +82,25 @@ def test_a_repeat_is_recognised_and_changes_nothing() -> None:
     assert bench.store.push(one, 1.5) is Verdict.REPEATED
     assert bench.store.state() == state
     assert bench.store.version == 1
+
+
+def test_a_version_is_on_record_before_the_next_is_made(tmp_path: Path) -> None:
+    store = Store(ob.ASP(), 1, Leases(4, 2, 1), Log(tmp_path / "log.jsonl"))
+    store.log.gathers = True
+    found: list[list[int]] = []
+
+    def look() -> None:
+        records = log.read(tmp_path / "log.jsonl")
+        found.append([record.version for record in records if isinstance(record, Updated)])
+
+    store.on_update = look
+    store.join(0, 0.0)
+    for sequence in range(2):
+        lease = store.lease(0)
+        assert lease is not None
+        store.push(Contribution(Part(0, 1, sequence, sequence, [lease], 2)), 1.0)
+    assert found == [[], [1]]
+    store.log.close()
 
 
 def test_a_repeat_from_a_round_still_open_is_recognised_too() -> None:
