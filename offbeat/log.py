@@ -147,7 +147,7 @@ class Log:
         self.relay: Callable[[bytes], None] | None = None  # gets every record as a line
         self.file: IO[bytes] | None = None
         self.size = 0  # of the file, known without asking the system
-        self.gathers = False  # whether records wait for `flush`
+        self.gathers = False  # whether records wait for `flush`, which comes before they are told
         self.waiting = bytearray()
         if path is not None:
             # Unbuffered, so that others can follow the run and a kill takes no record with it.

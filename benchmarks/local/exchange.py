@@ -23,7 +23,7 @@ def exchange(scale: Scale) -> list[Figure]:
     """Push, apply and pull against the raw limit, all-reduce, RPC and Ray."""
     size = f"exchange of {scale.floats / 1e6:.1f} M floats"
     found = {
-        (rule, how): _rounds(scale, rule, copied=how is OF_TWO)
+        (rule, how): _rounds(scale, rule, copied=how == OF_TWO)
         for rule in BOUNDS
         for how in (ALONE, OF_TWO)
     }

@@ -57,17 +57,26 @@ class Floor:
                 return False
             try:
                 self.server.hear(number)
-                look = self.heard()
+                if self.heard():
+                    self.ring()
                 due = self.server.unsaid()
             except BaseException as error:
-                self.failure, look, due = error, True, []
-            if look:
-                self.ring()
+                due = []
+                self._fail(error)
         self.server.answers.send(due, last=number)
         if self.taken.acquire(blocking=False):
-            self.spare()
-            self.taken.release()
+            try:
+                self.spare()
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                self.taken.release()
         return True
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the one who waits raise this; nobody is heard from here on."""
+        self.failure = error
+        self.ring()
 
     def answer(self) -> None:
         """Send at once what is to be sent: what comes next takes its time."""

@@ -177,6 +177,19 @@ def test_what_goes_wrong_in_a_thread_is_raised_by_the_one_who_waits(floor):
         floor.wait(None)
 
 
+def test_what_goes_wrong_in_spare_time_is_raised_too(floor):
+    end = connect(floor, 0)
+
+    def broken():
+        raise ValueError("broken")
+
+    floor.spare = broken
+    end.send(b"one")
+    with pytest.raises(ValueError, match="broken"):
+        floor.wait(None)
+    assert end.recv(100) == b"answer to one"
+
+
 def test_what_cannot_be_recorded_is_not_answered(floor):
     end = connect(floor, 0)
 
