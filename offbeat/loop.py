@@ -2,7 +2,6 @@
 
 import time
 
-from offbeat.contribution import Contribution
 from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.base import Link
@@ -23,7 +22,8 @@ class Loop:
         self.sequence = 0
         self.reported = 0  # steps of this block that a pull has told the store of
         self.began = 0.0
-        self.ready: Contribution | None = None  # to be pushed
+        self.free: float | None = None  # when the answer came that lets the next step begin
+        self.ended: float | None = None  # when the step ended whose contribution is ready to go
         self.in_flight = 0.0  # since when a contribution has been under way
         self.flying = self.hidden = 0.0  # seconds of exchange, and how many of them behind a step
 
@@ -34,7 +34,7 @@ class Loop:
                 lease = self.link.lease()
                 self.cycle.leased(lease is not None)
                 if lease is not None:
-                    self.began = time.perf_counter()
+                    self.began = self._since()
                     return lease
             self._exchange()
 
@@ -54,22 +54,32 @@ class Loop:
     def computed(self) -> None:
         """The step is done: send, wait and pull as the discipline has it."""
         self.cycle.computed()
-        done = time.perf_counter()
+        now, pulled = time.perf_counter(), 0.0
         if self.cycle.flying and self.cycle.action is Action.PULL:
             self._pull()  # the answer came while this step was computed
-        pulled = time.perf_counter() - done
+            pulled = time.perf_counter() - now
+        end = max(now + pulled, self.began + self.least)
+        self.timing.compute += end - self.began - pulled
         if self.cycle.action is Action.PUSH:
-            self.ready = self._contribution()  # part of the step, so within its least time
-        missing = self.least - (time.perf_counter() - self.began)
-        if missing > 0:
-            time.sleep(missing)
-        self.timing.compute += time.perf_counter() - self.began - pulled
+            self._put(end)  # a slow device has done that when its step is over
+        left = end - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
         self._exchange()
 
-    def _contribution(self) -> Contribution:
+    def _put(self, ended: float) -> None:
+        """Make a contribution of everything up to a step that is over at `ended`."""
         made = self.worker.contribution(self.sequence, self.timing, self.seed)
+        self.link.put(made, then_pull=self.cycle.pull_follows)
         self.sequence += 1
-        return made
+        self.timing = Timing()
+        self.reported = 0
+        self.ended = ended
+
+    def _since(self) -> float:
+        """From when on the worker's time is its own: taking an answer over is part of a step."""
+        since, self.free = self.free, None
+        return time.perf_counter() if since is None else since
 
     def _exchange(self) -> None:
         while self.cycle.action is not Action.LEASE:
@@ -85,9 +95,9 @@ class Loop:
         computed = self.worker.done[self.reported :]
         self.reported = len(self.worker.done)
         snapshot = self.link.pull(computed)
+        end = self.free = self.link.came
         self.worker.accept(snapshot)
         self.cycle.pulled(snapshot.steps)
-        end = time.perf_counter()
         if self.in_flight:
             self.flying += end - self.in_flight
             self.hidden += start - self.in_flight
@@ -97,18 +107,14 @@ class Loop:
         self.timing.communication += end - start - waited
 
     def _push(self) -> None:
-        start = time.perf_counter()
-        contribution, self.ready = self.ready or self._contribution(), None
-        part, timing = contribution.part, self.timing
-        part.compute, part.wait = timing.compute, timing.wait
-        part.communication = timing.communication
-        self.timing = Timing()
-        self.reported = 0
+        if self.ended is None:  # the centre was pulled first, or no step came after all
+            self._put(self._since())
+        assert self.ended is not None
+        self.link.push()
         self.cycle.pushed()
-        follows = self.cycle.ahead or self.cycle.action is Action.PULL
-        self.link.push(contribution, then_pull=follows)
         end = time.perf_counter()
-        self.timing.communication += end - start
+        self.timing.communication += end - self.ended
+        self.ended = self.free = None
         if self.cycle.ahead:
             self.in_flight = end
 

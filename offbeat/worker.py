@@ -75,14 +75,17 @@ class Cycle(msgspec.Struct):
         else:
             self.action = Action.LEASE
 
+    @property
+    def pull_follows(self) -> bool:
+        """Whether a pull follows the next push, at once or after another step."""
+        fresh = self.centre or (self.fetch and self.since_pull < self.fetch)
+        return self.ahead or not fresh
+
     def pushed(self) -> None:
         self.since_push = 0
         self.flying = self.ahead
-        if self.ahead:
-            self.action = Action.LEASE
-            return
-        fresh = self.centre or (self.fetch and self.since_pull < self.fetch)
-        self.action = Action.LEASE if fresh else Action.PULL
+        follows = self.pull_follows and not self.ahead
+        self.action = Action.PULL if follows else Action.LEASE
 
     def woken(self) -> None:
         self.action = Action.PULL

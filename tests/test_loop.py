@@ -22,6 +22,11 @@ class Played:
         self.pushed: list[Part] = []
         self.waited = 0.0
         self.version = 0
+        self.ready: tuple[Part, bool] | None = None
+
+    @property
+    def came(self) -> float:
+        return loop_module.time.perf_counter()
 
     def join(self) -> int:
         return 1
@@ -41,9 +46,15 @@ class Played:
     def confirm(self) -> None:
         self.calls.append("confirm")
 
-    def push(self, contribution: Contribution, then_pull: bool) -> None:
+    def put(self, contribution: Contribution, then_pull: bool) -> None:
+        assert self.ready is None
+        self.ready = contribution.part, then_pull
+
+    def push(self) -> None:
+        assert self.ready is not None
+        (part, then_pull), self.ready = self.ready, None
         self.calls.append("push, pull" if then_pull else "push")
-        self.pushed.append(contribution.part)
+        self.pushed.append(part)
         self.version += 1
 
     def rest(self, wait: float, communication: float) -> None:
@@ -114,6 +125,70 @@ def test_a_step_takes_the_least_time_it_is_given(monkeypatch):
     looped(link, least=0.25)
     assert waits == [0.25] * 3
     assert [part.compute for part in link.pushed] == [0.25] * 3
+
+
+class Timed(Played):
+    """Notes when everything is done by a clock that only the test moves."""
+
+    def __init__(self, leases: int, clock: list[float]):
+        super().__init__(leases)
+        self.clock, self.at, self.answered = clock, [], 0.0
+
+    @property
+    def came(self) -> float:
+        return self.answered
+
+    def pull(self, computed):
+        self.clock[0] += 1.0  # until the answer is there
+        self.answered = self.clock[0]
+        self.clock[0] += 0.5  # until it has been looked at
+        return super().pull(computed)
+
+    def put(self, contribution, then_pull):
+        self.clock[0] += 0.25
+        self.at.append(("put", self.clock[0]))
+        super().put(contribution, then_pull)
+
+    def push(self):
+        self.at.append(("push", self.clock[0]))
+        super().push()
+
+
+@pytest.mark.parametrize("late", [0.0, 0.125])
+def test_all_of_a_workers_own_work_is_in_its_least_time(monkeypatch, late):
+    """A step begins when the answer comes; at its end nothing is left to do but the signal."""
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds + late
+
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop_module.time, "sleep", sleep)
+    link = Timed(2, clock)
+    looped(link, least=10.0)
+    # The answers come at 1 and 12; between 1 and 11 the step takes its ten seconds.
+    second = 12.0 + late
+    assert link.at == [
+        ("put", 1.75), ("push", 11.0 + late), ("put", second + 0.75), ("push", second + 10.0 + late)
+    ]  # fmt: skip
+    assert [part.compute for part in link.pushed] == [10.0, 10.0]
+    # What the system wakes it too late is the machine's, and no part of the emulated device.
+    assert [part.communication for part in link.pushed] == [1.0, 1.0 + late]
+
+
+def test_a_step_begins_after_the_push_where_the_answer_came_before_it(monkeypatch):
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop_module.time, "sleep", sleep)
+    link = Timed(3, clock)
+    looped(link, Cycle(ahead=True), least=10.0)
+    assert [moment for what, moment in link.at if what == "push"] == [11.0, 21.0, 31.0]
+    # Of a step's ten seconds, what it took to fetch the answer to the last push is not computing.
+    assert [part.compute for part in link.pushed] == [10.0, 8.5, 8.5]
 
 
 def test_waiting_for_others_and_talking_are_told_apart(monkeypatch):

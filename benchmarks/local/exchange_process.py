@@ -113,7 +113,8 @@ def _exchange(links: list[SharedLink]) -> Callable[[], None]:
         lease = link.lease()
         assert lease is not None
         part = Part(0, incarnation, sequence, snapshot.version, [lease], lease.samples)
-        link.push(Contribution(part, link.slot.outgoing[0]), then_pull=True)
+        link.put(Contribution(part, link.slot.outgoing[0]), then_pull=True)
+        link.push()
         before, snapshot, sequence = snapshot.version, link.pull([]), sequence + 1
         if snapshot.version != before + 1:
             raise RuntimeError(f"version {snapshot.version} follows {before}: nothing was applied")

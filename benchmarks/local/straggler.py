@@ -74,9 +74,10 @@ def straggler(scale: Scale) -> list[Figure]:
     """Four workers of 20 ms, one of them four times slower: samples/s and start-up."""
     best = ideal(STRAGGLER, BATCH)
     lock_step = BATCH * len(STRAGGLER) / max(STRAGGLER)
-    asp, over, bsp, wild = [], [], [], []
+    asp, over, bsp, wild, least = [], [], [], [], []
     for _ in range(scale.launches):
         wild.append(_hogwild(scale))
+        least.append(_bare(scale))
         asp.append(_launch("asp", best * scale.window))
         over.append(_launch("asp", best * scale.window, overlap=True))
         bsp.append(_launch("bsp", lock_step * scale.window))
@@ -93,6 +94,7 @@ def straggler(scale: Scale) -> list[Figure]:
     rates = [other.median for _, other in looks]
     starts = [other.start_up[0] for _, other in looks]
     peer_wild = Peer("torch Hogwild", median(rates) if rates else None, "samples/s", failed)
+    bare = Peer("a bare server (signals, axpy, copy)", median(least), "samples/s")
     peer_start = Peer("torch Hogwild", median(starts) if starts else None, "s", failed)
     mine = Peer("ASP", free, "samples/s")
     early = Peer("ASP, overlap=True", ahead, "samples/s")
@@ -121,7 +123,7 @@ def straggler(scale: Scale) -> list[Figure]:
             median(run["per_second"] / other.median for run, other in looks) if looks else None,
             "x",
             at_least=1,
-            peers=(mine, peer_wild),
+            peers=(mine, peer_wild, bare),
         ),
         Figure(
             f"{what}: ASP with overlap over torch's Hogwild pattern",
@@ -152,6 +154,11 @@ def _hogwild(scale: Scale) -> Rate | str:
         return hogwild.straggler(seconds=scale.window, repeats=1)
     except PeerFailed as failed:
         return f"failed: {failed}"
+
+
+def _bare(scale: Scale) -> float:
+    arguments = {"emulate": STRAGGLER, "batch": BATCH, "seconds": scale.window}
+    return float(alone("peers.bare:straggler", arguments)["per_second"])
 
 
 def _launch(sync: str, samples: float, overlap: bool = False) -> dict[str, Any]:

@@ -1,12 +1,15 @@
-"""The least that a server process adds to the steps of two workers: signals, an axpy, a copy."""
+"""The least that a server process adds to the steps of workers: signals, an axpy, a copy."""
 
+import ctypes
 import json
+import multiprocessing
 import os
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from statistics import median
@@ -14,19 +17,32 @@ from typing import Any, Literal
 
 import torch
 import xxhash
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.peers.common import batches, made_up, small_mlp
+from benchmarks.peers.common import batches, image_mlp, made_up, small_mlp, wait_until
 from offbeat.link.cores import NOWHERE, Cores
 
-WORKERS, WARM_UP, RATE = 2, 100, 1e-3
+WARM_UP, RATE = 100, 1e-3
+PR_SET_TIMERSLACK = 29
+PATIENCE = 300  # seconds until a worker that does not come counts as lost
 # Nothing exchanged; exchanged and nothing more; and with what a run promises: a gradient is found
 # finite, an update leaves its hash in a log, and a copy that outlives a kill.
 Kind = Literal["apart", "bare", "promising"]
 Sync = Literal["asp", "bsp"]
 Slots = list[tuple[Tensor, Tensor]]  # a gradient and parameters for each worker
 Wires = list[socket.socket]
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the workers compute, and how many seconds a step of each lasts at the least."""
+
+    model: Callable[[], nn.Module]
+    inputs: int
+    batch: int
+    least: Sequence[float]
 
 
 def added(kind: Kind, sync: Sync, steps: int, repeats: int, batch: int = 32) -> dict[str, Any]:
@@ -37,11 +53,42 @@ def added(kind: Kind, sync: Sync, steps: int, repeats: int, batch: int = 32) -> 
     of one byte says so. In lock-step it waits for both gradients. Each repeat has the same steps
     without exchange before it.
     """
+    work = Work(small_mlp, 64, batch, (0.0, 0.0))
+
+    def mean_seconds(step: Step) -> float:
+        for _ in range(WARM_UP):
+            step()
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        return (time.perf_counter() - start) / steps
+
     pairs = [
-        (_seconds(steps, batch, "apart", sync), _seconds(steps, batch, kind, sync))
+        [_each(work, one, sync, mean_seconds).mean().item() for one in ("apart", kind)]
         for _ in range(repeats)
     ]
     return {"seconds": median(mine - apart for apart, mine in pairs)}
+
+
+def straggler(emulate: list[float], batch: int, seconds: float) -> dict[str, Any]:
+    """Samples per second of free workers whose steps last at least their emulated seconds."""
+    barrier = multiprocessing.get_context("fork").Barrier(len(emulate))
+
+    def per_second(step: Step) -> float:
+        for _ in range(4):
+            step()
+        barrier.wait(PATIENCE)
+        start, steps = time.monotonic(), 0
+        while time.monotonic() < start + seconds:
+            step()
+            steps += 1
+        rate = steps * batch / (time.monotonic() - start)
+        # Nobody leaves the machine to the others while they are still counting.
+        barrier.wait(PATIENCE)
+        return rate
+
+    work = Work(image_mlp, 784, batch, emulate)
+    return {"per_second": _each(work, "bare", "asp", per_second).sum().item()}
 
 
 class _Server:
@@ -51,14 +98,14 @@ class _Server:
         self.promises, self.together = kind == "promising", sync == "bsp"
         self.parameters, self.slots, self.wires = parameters, slots, wires
         self.floor = threading.Lock()
-        self.left = set(range(WORKERS))
+        self.left = set(range(len(wires)))
         self.came: list[int] = []
         self.version = 0
         self.images = torch.zeros(2, len(parameters)).share_memory_()
         self.log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
     def run(self, cores: Cores) -> None:
-        threads = [threading.Thread(target=self._listen, args=(n, cores)) for n in range(WORKERS)]
+        threads = [threading.Thread(target=self._listen, args=(n, cores)) for n in self.left]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -106,17 +153,17 @@ class _Server:
             self.wires[number].send(b"!")
 
 
-def _seconds(steps: int, batch: int, kind: Kind, sync: Sync) -> float:
-    """Mean seconds of a step of workers that run at the same time."""
-    floats = sum(p.numel() for p in small_mlp().parameters())
-    parameters = torch.zeros(floats).share_memory_()
+def _each(work: Work, kind: Kind, sync: Sync, look: Callable[[Step], float]) -> Tensor:
+    """What `look` finds at each of the workers, which run at the same time."""
+    numbers = range(len(work.least))
+    parameters = nn.utils.parameters_to_vector(work.model().parameters()).detach().share_memory_()
     slots = [
-        (torch.zeros(floats).share_memory_(), torch.zeros(floats).share_memory_())
-        for _ in range(WORKERS)
+        (torch.zeros_like(parameters).share_memory_(), parameters.clone().share_memory_())
+        for _ in numbers
     ]
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(WORKERS)]
-    taken = torch.zeros(WORKERS, dtype=torch.float64).share_memory_()
-    where = torch.full((WORKERS,), NOWHERE).share_memory_()
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in numbers]
+    found = torch.zeros(len(numbers), dtype=torch.float64).share_memory_()
+    where = torch.full((len(numbers),), NOWHERE).share_memory_()
     cores = Cores(where.numpy())
 
     def server() -> None:
@@ -126,20 +173,21 @@ def _seconds(steps: int, batch: int, kind: Kind, sync: Sync) -> float:
 
     def worker(number: int) -> None:
         wire = pairs[number][0]
-        for other in range(WORKERS):
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)  # as offbeat's workers
+        for other in numbers:
             pairs[other][1].close()
             if other != number:
                 pairs[other][0].close()
-        step = _step(number, batch, *slots[number], None if kind == "apart" else wire, kind)
-        for _ in range(WARM_UP):
-            step()
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-            cores.settle(number)
-        taken[number] = (time.perf_counter() - start) / steps
+        step = _step(work, number, slots[number], None if kind == "apart" else wire, kind)
 
-    children = [_fork(partial(worker, number)) for number in range(WORKERS)]
+        def settled() -> None:
+            step()
+            if not work.least[number]:
+                cores.settle(number)
+
+        found[number] = look(settled)
+
+    children = [_fork(partial(worker, number)) for number in numbers]
     if kind != "apart":
         children.append(_fork(server))
     for pair in pairs:
@@ -147,20 +195,22 @@ def _seconds(steps: int, batch: int, kind: Kind, sync: Sync) -> float:
             wire.close()
     for child in children:
         os.waitpid(child, 0)
-    return float(taken.mean())
+    return found
 
 
 def _step(
-    seed: int, batch: int, gradient: Tensor, copy: Tensor, wire: socket.socket | None, kind: Kind
-) -> Callable[[], None]:
+    work: Work, number: int, slot: tuple[Tensor, Tensor], wire: socket.socket | None, kind: Kind
+) -> Step:
     """A step that applies its gradient itself, or has it applied at the other end of `wire`."""
-    model = small_mlp()
+    model, least = work.model(), work.least[number]
+    gradient, copy = slot
+    nn.utils.vector_to_parameters(copy, model.parameters())  # views: what is copied there is pulled
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    stream = batches(made_up(64, seed=seed), batch, seed)
+    stream = batches(made_up(work.inputs, seed=number), work.batch, number)
     own = list(model.parameters())
-    places = copy.split([p.numel() for p in own])
 
     def step() -> None:
+        until = time.monotonic() + least
         x, y = next(stream)
         optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
@@ -170,11 +220,9 @@ def _step(
         torch.cat([p.grad.view(-1) for p in own if p.grad is not None], out=gradient)
         if kind == "promising":
             assert isfinite(gradient.sum().item())
+        wait_until(until)
         wire.send(b"!")
         wire.recv(1)
-        with torch.no_grad():
-            for parameter, place in zip(own, places, strict=True):
-                parameter.copy_(place.view_as(parameter))
 
     return step
 

@@ -71,7 +71,8 @@ def work(
     stream = batches(made_up(784, seed=rank), batch, rank)
 
     def one() -> None:
-        train_step(model, optimizer, next(stream), until=time.monotonic() + least)
+        until = time.monotonic() + least
+        train_step(model, optimizer, next(stream), until)
 
     one()
     first = time.monotonic()

@@ -171,8 +171,9 @@ class FlowLoop(Loop):
         assert self.wire.begun is not None
         if begun.lease in self.wire.begun:
             self.wire.begun.remove(begun.lease)
-        self.ready = self._contribution()
-        self.timing.compute += time.perf_counter() - since
+        ended = time.perf_counter()
+        self.timing.compute += ended - since
+        self._put(ended)
         self._push()
         self.wire.begun = []
         self._pull()

@@ -26,6 +26,7 @@ class Link(Protocol):
     """What a worker's loop asks of the store; every call may raise Refused or Over."""
 
     waited: float  # seconds the last pull was held up by other workers
+    came: float  # when its answer was there (perf_counter)
 
     def join(self) -> int:
         """Enter, or enter again; returns the incarnation."""
@@ -39,11 +40,14 @@ class Link(Protocol):
     def confirm(self) -> None:
         """Make sure that this incarnation has not been given up."""
 
-    def push(self, contribution: Contribution, then_pull: bool) -> None:
-        """Hand over a contribution; its buffers are free when the next call has returned.
+    def put(self, contribution: Contribution, then_pull: bool) -> None:
+        """Make a contribution ready, so that a push is a signal and nothing more.
 
         With `then_pull` a pull follows, so that one answer can serve for both.
         """
+
+    def push(self) -> None:
+        """Hand over what was put; its buffers are free when the next call has returned."""
 
     def rest(self, wait: float, communication: float) -> None:
         """Wait until leases have come back; the time since the last contribution is told."""

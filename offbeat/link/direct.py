@@ -1,5 +1,6 @@
 """A link to a store in the same process, for one worker alone."""
 
+import time
 from collections.abc import Callable
 
 from offbeat.contribution import Contribution, Snapshot
@@ -14,14 +15,17 @@ class DirectLink:
 
     def __init__(self, store: Store, clock: Callable[[], float]):
         self.store, self.clock = store, clock
-        self.waited = 0.0
+        self.waited = self.came = 0.0
+        self.ready: Contribution | None = None
 
     def join(self) -> int:
         return self.store.join(0, self.clock())
 
     def pull(self, computed: list[Lease]) -> Snapshot:
         self.store.hold(0)
-        return self.store.pull(0, self.clock(), computed)
+        snapshot = self.store.pull(0, self.clock(), computed)
+        self.came = time.perf_counter()
+        return snapshot
 
     def lease(self) -> Lease | None:
         return self.store.lease(0)
@@ -29,8 +33,12 @@ class DirectLink:
     def confirm(self) -> None:
         return  # nobody else could have given it up
 
-    def push(self, contribution: Contribution, then_pull: bool) -> None:
-        self.store.push(contribution, self.clock())
+    def put(self, contribution: Contribution, then_pull: bool) -> None:
+        self.ready = contribution
+
+    def push(self) -> None:
+        assert self.ready is not None
+        self.store.push(self.ready, self.clock())
 
     def rest(self, wait: float, communication: float) -> None:
         if not self.store.finished:

@@ -52,6 +52,7 @@ class MeetingLink(SharedLink):
         self.parameters: Parameters | None = None
         self.group: Group | None = None
         self.meet: Meet | None = None
+        self.made: list[Flat] | None = None  # what was put
         self.payload: list[Flat] | None = None  # of the round, once it is whole
         self.mean: list[Flat] = []
         # The slot has what was averaged last, for others to read while the next is under way.
@@ -76,10 +77,13 @@ class MeetingLink(SharedLink):
         self.parameters = self.make(self.slot.incoming[0])  # not before: others may have read it
         return incarnation
 
-    def push(self, contribution: Contribution, then_pull: bool) -> None:
-        super().push(contribution, then_pull)
-        assert contribution.payload is not None
-        self.payload = contribution.payload
+    def put(self, contribution: Contribution, then_pull: bool) -> None:
+        super().put(contribution, then_pull)
+        self.made = contribution.payload
+
+    def push(self) -> None:
+        super().push()
+        self.payload = self.made
         self._give_rest()
         self._apply(self._awaited())
 
@@ -142,7 +146,7 @@ class MeetingLink(SharedLink):
         attempt = self.meet.attempt
         if self.group is None:
             self.mean, self.averaged = self.payload, self.local
-            self._send(Met(attempt))
+            self._say(Met(attempt))
             return
         while self.given < len(self.pieces):
             self._give(self.payload)
@@ -162,7 +166,7 @@ class MeetingLink(SharedLink):
             self.parameters.update([Contribution(one, self.mean, None, frozenset(order.absent))])
             self.slot.home.keep(self.parameters.updaters)
             self.slot.updater.copy_(self.averaged)
-        self._send(Applied())
+        self._say(Applied())
 
     # ------------------------------------------------------------ packets
 
@@ -189,16 +193,16 @@ class MeetingLink(SharedLink):
         assert self.meet is not None
         if isinstance(message, Met) and message.attempt == self.meet.attempt:
             self.summed = True
-            self._send(message)
+            self._say(message)
         if isinstance(message, Apart) and message.group == self.meet.group:
-            self._send(message)
+            self._say(message)
 
     def _noticed(self, message: ToWorker) -> bool:
         """What the server may say at any time."""
         if isinstance(message, Meet):
             self._convene(message)
         elif isinstance(message, Knock):
-            self._send(Here())
+            self._say(Here())
         return isinstance(message, Meet | Knock)
 
     def _receive(self) -> ToWorker:

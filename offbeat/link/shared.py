@@ -1,6 +1,7 @@
 """The link on one machine: tensors lie in shared memory, a small packet is the signal."""
 
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,12 +46,14 @@ class SharedLink:
         self.announce: Callable[[Lease], None] = lambda lease: None  # told of every lease at once
         self.promised = False  # an answer to a pull is due without asking for it
         self.begun: list[Lease] | None = None  # since the last pull, where a pipeline computes
-        self.waited = 0.0
+        self.ready = b""  # the signal of what was put
+        self.then_pull = True
+        self.waited = self.came = 0.0
 
     def join(self) -> int:
         self.leases.clear()
         self.promised = False
-        self._send(Join())
+        self._say(Join())
         while True:
             # What was on its way to an earlier incarnation is not for this one.
             packet = self._receive()
@@ -59,7 +62,7 @@ class SharedLink:
 
     def pull(self, computed: list[Lease]) -> Snapshot:
         if not self.promised:
-            self._send(Pull(computed, not self.centre))
+            self._say(Pull(computed, not self.centre))
         self.promised = False
         go = self._await(Go)
         self.slot.settle()
@@ -69,16 +72,16 @@ class SharedLink:
 
     def lease(self) -> Lease | None:
         if not self.leases and not self.promised:
-            self._send(Ask())
+            self._say(Ask())
             self._await(Leased)
         return self.leases.popleft() if self.leases else None
 
     def confirm(self) -> None:
         if not self.promised:
-            self._send(Ask())
+            self._say(Ask())
             self._await(Leased)
 
-    def push(self, contribution: Contribution, then_pull: bool) -> None:
+    def put(self, contribution: Contribution, then_pull: bool) -> None:
         slot, place = self.slot, -1
         if contribution.payload is not None:
             # Lists of views, so found by identity: comparing would look into the tensors.
@@ -97,13 +100,17 @@ class SharedLink:
         if ahead is None:
             ahead = [self.leases[0]] if self.leases and len(slot.outgoing) > 1 else []
         absent = sorted(contribution.absent)
-        self._send(Push(contribution.part, absent, then_pull, place, ahead))
-        self.promised = then_pull
-        if not then_pull:
+        self.ready = encode(Push(contribution.part, absent, then_pull, place, ahead))
+        self.then_pull = then_pull
+
+    def push(self) -> None:
+        self._send(self.ready)
+        self.promised = self.then_pull
+        if not self.then_pull:
             self._await(Took)
 
     def rest(self, wait: float, communication: float) -> None:
-        self._send(Rest(wait, communication))
+        self._say(Rest(wait, communication))
         self._await(Wake)
 
     def bye(self, figures: dict[str, float]) -> None:
@@ -115,9 +122,12 @@ class SharedLink:
 
     # ------------------------------------------------------------ packets
 
-    def _send(self, message: Message) -> None:
+    def _say(self, message: Message) -> None:
+        self._send(encode(message))
+
+    def _send(self, packet: bytes) -> None:
         try:
-            self.wire.send(encode(message))
+            self.wire.send(packet)
         except OSError as error:
             # One that slept through the end finds nobody there, but what was said to it last.
             with suppress(OSError):
@@ -127,6 +137,7 @@ class SharedLink:
 
     def _receive(self) -> ToWorker:
         packet = self.packets.receive(self.wire)
+        self.came = time.perf_counter()
         if not packet:
             raise Gone
         message: ToWorker = to_worker(packet)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import offbeat as ob
 from offbeat.engine.steward import Steward
-from offbeat.log import Joined, Updated
+from offbeat.log import Joined, Lost, Updated
 from tests.contract.common import (
     CODECS,
     MOMENTUM,
@@ -24,7 +24,7 @@ from tests.contract.common import (
     problem,
     run,
 )
-from tests.contract.real import AtStep, Gate, Once, children
+from tests.contract.real import AtStep, Gate, Once, OpenWhen, children
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 
@@ -158,9 +158,12 @@ def test_hogwild_of_one_worker_is_plain_sgd(local_only):
 
 
 def test_hogwild_trains_every_sample_and_cannot_be_replayed(local_only, tmp_path):
-    what, out = problem(samples=30), tmp_path / "run"
-    what = what._replace(loss=AtStep(what.loss, {(1, 2): Once(signal.SIGKILL)}))
-    got = run(local_only, what, "hogwild", workers=2, out=out)
+    what, out, gate = problem(samples=30), tmp_path / "run", Gate()
+    # The other one waits for it, or might have done everything by then.
+    acts = {(0, 2): gate.wait, (1, 2): Once(signal.SIGKILL)}
+    what = what._replace(loss=AtStep(what.loss, acts))
+    died = OpenWhen(gate, lambda record: isinstance(record, Lost))
+    got = run(local_only, what, "hogwild", workers=2, out=out, listeners=[died])
     for epoch in got.summary().ledger:
         assert epoch["applied"] == 30
         assert epoch["repeated"] == epoch["missing"] == 0

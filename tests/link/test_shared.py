@@ -82,6 +82,11 @@ def contribution(slot, place=0, **more):
     return Contribution(Part(0, 1, 0, 3, [A], 4), slot.outgoing[place], **more)
 
 
+def push(w, sent, then_pull):
+    w.link.put(sent, then_pull)
+    w.link.push()
+
+
 def test_joining_skips_what_was_meant_for_an_earlier_incarnation(wired):
     w = wired()
     w.will_say(go(A), Took([B]), Again(), Wake(), Welcome(4))
@@ -141,7 +146,7 @@ def test_every_lease_is_announced_when_it_comes(wired):
 def test_a_push_is_a_signal_and_its_answer_serves_for_the_pull(wired):
     w = wired()
     before = w.slot.outgoing[0][0].views["w"].data_ptr()
-    w.link.push(contribution(w.slot), then_pull=True)
+    push(w, contribution(w.slot), then_pull=True)
     heard = w.heard()
     assert isinstance(heard, Push)
     assert (heard.pull, heard.place, heard.ahead, heard.part.leases) == (True, 0, [], [A])
@@ -156,7 +161,7 @@ def test_a_push_is_a_signal_and_its_answer_serves_for_the_pull(wired):
 def test_a_push_without_a_pull_waits_until_the_slot_is_free(wired):
     w = wired()
     w.will_say(Took([B]))
-    w.link.push(contribution(w.slot), then_pull=False)
+    push(w, contribution(w.slot), then_pull=False)
     assert w.link.lease() == B
 
 
@@ -165,7 +170,7 @@ def test_with_two_places_a_push_says_which_and_what_is_computed_meanwhile(wired)
     w.will_say(go(B))
     w.link.pull([])
     w.heard()
-    w.link.push(contribution(w.slot, place=1), then_pull=True)
+    push(w, contribution(w.slot, place=1), then_pull=True)
     heard = w.heard()
     assert (heard.place, heard.ahead) == (1, [B])
 
@@ -178,7 +183,7 @@ def test_what_goes_along_lies_in_the_slot(wired):
         statistics={"mean": torch.ones(2)},
         updater={"momentum": torch.full((4,), 2.0)},
     )
-    w.link.push(sent, then_pull=True)
+    push(w, sent, then_pull=True)
     assert w.heard().absent == ["w"]
     assert w.slot.statistics.views["mean"].tolist() == [1.0, 1.0]
     assert w.slot.updater.views["momentum"].tolist() == [2.0] * 4
@@ -190,7 +195,7 @@ def test_the_store_sees_what_packing_left(wired):
     values = torch.tensor([1.0, -9.0, 2.0, 8.0])
     packed = codec.encode(values, torch.Generator().manual_seed(0))
     w.slot.outgoing[0][0].views["w"].copy_(values)
-    w.link.push(contribution(w.slot, packed={"w": packed}), then_pull=True)
+    push(w, contribution(w.slot, packed={"w": packed}), then_pull=True)
     assert torch.equal(w.slot.outgoing[0][0].views["w"], codec.decode(packed))
     assert not torch.equal(w.slot.outgoing[0][0].views["w"], values)
 
@@ -206,7 +211,7 @@ CALLS = {
     "pull": lambda w: w.link.pull([]),
     "lease": lambda w: w.link.lease(),
     "confirm": lambda w: w.link.confirm(),
-    "push": lambda w: w.link.push(contribution(w.slot), then_pull=False),
+    "push": lambda w: push(w, contribution(w.slot), then_pull=False),
     "rest": lambda w: w.link.rest(0.0, 0.0),
 }
 
