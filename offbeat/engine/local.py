@@ -56,6 +56,7 @@ class Launcher:
         self.orders: socket.socket | None = None
         self.inbox: Inbox | None = None
         self.done: Done | None = None
+        self.mistake: RunError | None = None  # of a script after its loop, before the server's end
         self.ended = 0.0
         self.asked_to_stop = False
         self.branches = False  # whether workers go on from where they are forked, as scripts do
@@ -207,6 +208,8 @@ class Launcher:
         else:
             self.done = report
             self.ended = time.monotonic()
+            if self.mistake is not None:
+                raise self.mistake
             if TESTER in self.children:  # nobody waits for its answer any more
                 self.children[TESTER].kill()
 
@@ -234,6 +237,9 @@ class Launcher:
             if words is not None and number >= 0:  # a script that failed after its loop
                 raise failed(number, words)
             return number != SERVER or self.done is not None
+        if words is not None and words.late:
+            self.mistake = self.mistake or failed(number, words)
+            return True
         if words is not None and words.ours:
             raise RunError(words.message)
         self.failures[number] = self.failures.get(number, 0) + 1

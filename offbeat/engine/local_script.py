@@ -33,6 +33,7 @@ class ProcessSeat(LoopSeat):
 
     def __init__(self, number: int, station: Station, crew: Crew):
         self.station, self.crew = station, crew
+        self.finished = False  # the loop is over, and the script goes on
         super().__init__(number, station.enter, self._finish)
 
     def _finish(self, over: Over) -> int:
@@ -45,6 +46,7 @@ class ProcessSeat(LoopSeat):
         replica = self.worker.sender.replica
         replica.move_out()
         self.crew.tested_into(replica.model)
+        self.finished = True
         return int(self.crew.shared.counts[Counts.VERSION])
 
     def _abandoned(self) -> NoReturn:
@@ -66,7 +68,7 @@ class ForkedSeat(ProcessSeat):
             self.inside.leave(error.code if isinstance(error.code, int) else int(bool(error.code)))
         if error is None or isinstance(error, KeyboardInterrupt):
             self.inside.leave(0)
-        self.inside.tell(error)
+        self.inside.tell(error, late=self.finished)
         self.inside.leave(1)
 
 
@@ -114,7 +116,10 @@ def start(
         torch.set_num_threads(crew.threads(here.number))
         make = partial(make_script_worker, wanted, job)
         station = crew.station(here.number, here.wire, make, wanted.model)
-        return ForkedSeat(here.number, station, crew, here.inside)
+        try:
+            return ForkedSeat(here.number, station, crew, here.inside)
+        except Over:  # one that took the place of another when there was nothing left to do
+            here.inside.leave(0)
 
 
 def refuse_several_machines(workers: int, here: int) -> None:

@@ -28,11 +28,15 @@ _MOST = 60_000  # bytes of last words: what a pipe takes without a reader
 
 
 class LastWords(msgspec.Struct):
-    """Why a child ended itself; `ours` marks an error that offbeat raised on purpose."""
+    """Why a child ended itself; `ours` marks an error that offbeat raised on purpose.
+
+    `late` marks one of a script after its loop, which no other worker can make good.
+    """
 
     message: str
     trace: str = ""
     ours: bool = False
+    late: bool = False
 
 
 class Child:
@@ -168,11 +172,12 @@ class Inside:
         finally:
             self.leave(status)
 
-    def tell(self, error: BaseException) -> None:
+    def tell(self, error: BaseException, late: bool = False) -> None:
         """Leave last words for the parent."""
         trace = "".join(traceback.format_exception(error))
         name = "" if isinstance(error, OffbeatError) else f"{type(error).__name__}: "
-        words = LastWords(f"{name}{error}"[:2000], trace[-20_000:], isinstance(error, OffbeatError))
+        ours = isinstance(error, OffbeatError)
+        words = LastWords(f"{name}{error}"[:2000], trace[-20_000:], ours, late)
         left = msgspec.json.encode(words)
         if len(left) > _MOST:
             words.trace = ""

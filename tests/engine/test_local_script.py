@@ -1,6 +1,7 @@
 """A script on several processes: once up to its loop, then in every worker to its end."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -153,6 +154,34 @@ def test_a_mistake_after_the_loop_is_told_too(script: Path) -> None:
     assert done.returncode == 3
     assert "ZeroDivisionError: division by zero" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_mistake_after_the_loop_counts_while_others_are_still_in_theirs(
+    script: Path, tmp_path: Path
+) -> None:
+    """The server has not told of the end by then: it waits for the other one's last words."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # Worker 1 is held up in its loop, and given up, until worker 0 has failed after its own.
+    wait = f"""if run.rank == 1:
+            import os, select
+            from contextlib import suppress
+            pid = int(open({str(pipe)!r}).read())
+            with suppress(ProcessLookupError):
+                select.select([os.pidfd_open(pid)], [], [])"""
+    fail = f"""
+if run.rank == 0:
+    import os
+    with open({str(pipe)!r}, "w") as pipe:
+        print(os.getpid(), file=pipe)
+    1 / 0
+"""
+    script.write_text(SCRIPT.replace("HERE", wait).replace("AFTER", fail))
+    done = offbeat("run", "-n", 2, "--sync", "asp", "--patience", "1", script)
+    assert done.returncode == 3, done.stderr
+    assert "ZeroDivisionError: division by zero" in done.stderr
+    assert len(re.findall(r"end 0", done.stdout)) == 1  # nobody went through the end again
+    assert "end 1" in done.stdout
 
 
 def test_workers_that_all_leave_early_end_the_run(script: Path, tmp_path: Path) -> None:
