@@ -140,7 +140,7 @@ LAYERS: dict[str, set[str]] = {
     "cluster": {"errors", "spelling", "pace"},
     "link": set(),
     "link.base": {"lease", "contribution"},
-    "link.messages": {"lease", "log"},
+    "link.messages": {"lease", "link.cores", "log"},
     "link.memory": {"link.cores", "errors", "board", "store.home", "store.table", "link.posts"},
     "link.group": {"store.table"},
     "link.meeting": {

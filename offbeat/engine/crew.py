@@ -47,6 +47,7 @@ from offbeat.store.table import (
 from offbeat.worker import NumberWorker, Worker
 
 AHEAD = 2  # batches that a reader thread reads ahead
+ATTENTION = 1e-3  # seconds: several times what an idle core takes to wake, and what an answer takes
 
 
 class Crew:
@@ -239,7 +240,9 @@ class Crew:
             build = partial(split.make, team, self.store, number)
             return Station(wire, slot, habits, build, None, team.leave)
         reader = Prefetcher(self.content.reader) if self.reads_ahead else None
-        habits = Habits(self.store.discipline, self.job.seed, least, local.overlap)
+        # One that sleeps anyway need not keep its core awake, nor one that waits for other workers.
+        attention = 0.0 if least or self.meets else ATTENTION
+        habits = Habits(self.store.discipline, self.job.seed, least, local.overlap, attention)
         makes = partial(make or self._make, self.store, number)
         if not self.meets:
             return Station(wire, slot, habits, makes, reader)

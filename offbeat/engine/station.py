@@ -22,12 +22,16 @@ Make = Callable[..., Worker]  # of a store, a number, an incarnation and a place
 
 @dataclass(frozen=True)
 class Habits:
-    """How a worker goes about its work; `least` seconds is what a step takes at the least."""
+    """How a worker goes about its work; `least` seconds is what a step takes at the least.
+
+    `attention` is for how many seconds it keeps its core awake while it waits for an answer.
+    """
 
     discipline: Discipline
     seed: int
     least: float = 0.0
     overlap: bool = False
+    attention: float = 0.0
 
 
 class Station:
@@ -49,6 +53,7 @@ class Station:
         self.habits, self.make, self.reader, self.leave = habits, make, reader, leave
         own = isinstance(habits.discipline.send, Elastic)  # its parameters are not what it pulls
         self.link = meeting or SharedLink(wire, slot, centre=own)
+        self.link.attention = habits.attention
         own |= meeting is not None and habits.discipline.steps_locally
         mine = None if own else slot.incoming[0]
         self.place = Place(mine, slot.outgoing or None, reader, alone=True)

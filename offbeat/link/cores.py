@@ -12,8 +12,10 @@ from offbeat.board import Cells
 
 NOWHERE = -1
 MOST = 1024  # cores that the system's calls know of
+LOOK = 16  # steps after which a worker looks again who else is on its core
 # A call of PyDLL keeps the interpreter, one of CDLL lets other threads have it meanwhile.
 here = ctypes.PyDLL(None).sched_getcpu
+give_way = ctypes.CDLL(None).sched_yield  # to whoever else is to run on this core
 _allow = ctypes.CDLL(None).sched_setaffinity
 
 
@@ -22,10 +24,15 @@ class Cores:
 
     def __init__(self, cells: Cells):
         self.cells = cells
+        self.last, self.left = NOWHERE, 0  # a worker's core, and steps until it looks around again
 
     def settle(self, worker: int) -> None:
         """As a worker: leave a core that another one needs, if there is one that nobody needs."""
         core = here()
+        self.left -= 1
+        if core == self.last and self.left > 0:
+            return
+        self.last, self.left = core, LOOK
         self.cells[worker] = core
         taken = self.cells.tolist()
         if core in taken[:worker]:

@@ -1,10 +1,12 @@
 """The small messages that go beside the tensors: who did what with which samples."""
 
 import socket
+import time
 
 import msgspec
 
 from offbeat.lease import Lease
+from offbeat.link.cores import give_way
 from offbeat.log import Part
 
 
@@ -162,9 +164,20 @@ class Packets:
     def __init__(self) -> None:
         self.view = memoryview(bytearray(self.LARGEST))
 
-    def receive(self, wire: socket.socket) -> memoryview:
-        """The next packet, to be decoded before the next one; empty if the other end is gone."""
+    def receive(self, wire: socket.socket, attention: float = 0.0) -> memoryview:
+        """The next packet, to be decoded before the next one; empty if the other end is gone.
+
+        For `attention` seconds this core is kept from falling asleep: one that sleeps takes longer
+        to wake than most answers take to come. Whoever else is to run on it goes first.
+        """
         try:
+            until = time.perf_counter() + attention if attention else 0.0
+            while time.perf_counter() < until:
+                give_way()
+                try:
+                    return self.view[: wire.recv_into(self.view, 0, socket.MSG_DONTWAIT)]
+                except BlockingIOError:
+                    continue
             return self.view[: wire.recv_into(self.view)]
         except ConnectionError:
             return self.view[:0]

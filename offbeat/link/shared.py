@@ -48,6 +48,7 @@ class SharedLink:
         self.begun: list[Lease] | None = None  # since the last pull, where a pipeline computes
         self.ready = b""  # the signal of what was put
         self.then_pull = True
+        self.attention = 0.0  # seconds, see Packets.receive
         self.waited = self.came = 0.0
 
     def join(self) -> int:
@@ -136,7 +137,7 @@ class SharedLink:
             raise Gone from error
 
     def _receive(self) -> ToWorker:
-        packet = self.packets.receive(self.wire)
+        packet = self.packets.receive(self.wire, self.attention)
         self.came = time.perf_counter()
         if not packet:
             raise Gone

@@ -1,9 +1,9 @@
 """The numbers of the store: flat shards, the rule over each, and what the workers average."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -28,8 +28,7 @@ from offbeat.store.updater import Recipe, Updater
 from offbeat.store.weigh import Weigher
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """An update between its beginning and its end, when limits on the norm may come in."""
 
     live: Sequence[Contribution]

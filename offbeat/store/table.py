@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import CheckpointError, ConfigError
 
+_LOW = (1 << 128) - 1  # the bits of a hash
 ALIGNMENT = 64  # bytes; a cache line, so that two tensors never share one
 # Bytes up to which calling costs more than computing. PyTorch's way to an operation is long, and a
 # server that works once in a while finds none of it in the cache; Python's and NumPy's are short.
@@ -209,7 +210,7 @@ class Digest:
 
 def hexadecimal(total: int) -> str:
     """The hash as it is logged, from the sum over all tensors."""
-    return f"{total % (1 << 128):032x}"
+    return f"{total & _LOW:032x}"
 
 
 # ---------------------------------------------------------------- from a model

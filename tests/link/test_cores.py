@@ -92,3 +92,16 @@ def test_a_thread_that_moves_is_there_and_may_go_on_to_all_its_cores():
     for core in before:
         cores.move(core)
         assert cores.os.sched_getaffinity(0) == before
+
+
+def test_a_worker_looks_around_once_in_a_while_and_whenever_it_was_moved(machine):
+    m, found = machine({0, 1}, 1), at(0, NOWHERE)
+    found.settle(1)
+    found.cells[0] = 1  # another one has come here since
+    for _ in range(cores.LOOK - 1):
+        found.settle(1)
+    assert m.moves == []
+    found.settle(1)
+    assert m.core == 0
+    found.settle(1)
+    assert found.cells.tolist() == [1, 0]  # where it is now is told at once
