@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import offbeat as ob
+from offbeat.engine import crew
 from offbeat.engine.process import branch, compute_steadily, fork, in_fresh_thread
+from offbeat.engine.station import Station
 from offbeat.errors import RunError
 from tests.contract.common import optimizer_for, problem
 from tests.engine.common import children, nothing_left
@@ -216,4 +218,23 @@ def test_workers_compute_steadily_unless_they_mostly_sleep(emulate, policy):
         ob.train(
             what.model, what.data, loss, discipline="asp", workers=2, batch_size=4, epochs=1,
             optimizer=optimizer_for("asp"), emulate=emulate,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "attention"),
+    [({}, crew.ATTENTION), ({"emulate": "1ms"}, 0.0), ({"via": "allreduce"}, 0.0)],
+)
+def test_workers_are_attentive_unless_that_gains_nothing(monkeypatch, how, attention):
+    class Told(Station):
+        def __init__(self, wire, slot, habits, *rest, **more):
+            super().__init__(wire, slot, habits, *rest, **more)
+            raise RunError(f"attention {self.link.attention}.")
+
+    monkeypatch.setattr(crew, "Station", Told)
+    what = problem()
+    with nothing_left(), pytest.raises(RunError, match=f"attention {attention}[.]"):
+        ob.train(
+            what.model, what.data, what.loss, discipline="bsp", workers=2, batch_size=4, epochs=1,
+            optimizer=optimizer_for("bsp"), **how,
         )  # fmt: skip
