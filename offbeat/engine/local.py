@@ -56,7 +56,7 @@ class Launcher:
         self.orders: socket.socket | None = None
         self.inbox: Inbox | None = None
         self.done: Done | None = None
-        self.mistake: RunError | None = None  # of a script after its loop, before the server's end
+        self.mistake: RunError | None = None  # of a script after its loop
         self.ended = 0.0
         self.asked_to_stop = False
         self.branches = False  # whether workers go on from where they are forked, as scripts do
@@ -70,6 +70,8 @@ class Launcher:
                 while self.done is None or self._somebody_left():
                     if not self._turn():
                         self._restart_all()
+            if self.mistake is not None:
+                raise self.mistake
             assert self.done is not None
             return self.done
         finally:
@@ -208,8 +210,6 @@ class Launcher:
         else:
             self.done = report
             self.ended = time.monotonic()
-            if self.mistake is not None:
-                raise self.mistake
             if TESTER in self.children:  # nobody waits for its answer any more
                 self.children[TESTER].kill()
 
@@ -233,13 +233,12 @@ class Launcher:
         words = child.reap()
         if number == SERVER:
             self._read_all()
+        if words is not None and number >= 0 and (words.late or self.done is not None):
+            if self.mistake is None:
+                self.mistake, self.ended = failed(number, words), time.monotonic()
+            return True  # told when the others have left: they may be about to save something
         if self.done is not None or child.status == 0:
-            if words is not None and number >= 0:  # a script that failed after its loop
-                raise failed(number, words)
             return number != SERVER or self.done is not None
-        if words is not None and words.late:
-            self.mistake = self.mistake or failed(number, words)
-            return True
         if words is not None and words.ours:
             raise RunError(words.message)
         self.failures[number] = self.failures.get(number, 0) + 1
@@ -280,10 +279,14 @@ class Launcher:
         return bool(self.children)
 
     def _patience_left(self) -> float | None:
-        """When the run is over, whoever does not leave is sent away after `patience`."""
-        if self.done is None or self.crew.patience is None:
+        """When the run is over, whoever does not leave is sent away after `patience`.
+
+        Scripts may take as long as they like, unless one has failed that others may wait for.
+        """
+        patience = self.crew.patience if self.mistake is None else self.crew.local.patience
+        if self.done is None or patience is None:
             return None
-        return max(0.0, self.ended + self.crew.patience - time.monotonic())
+        return max(0.0, self.ended + patience - time.monotonic())
 
     def _kill_all(self) -> None:
         for child in self.children.values():

@@ -177,11 +177,24 @@ if run.rank == 0:
     1 / 0
 """
     script.write_text(SCRIPT.replace("HERE", wait).replace("AFTER", fail))
-    done = offbeat("run", "-n", 2, "--sync", "asp", "--patience", "1", script)
+    done = offbeat("run", "-n", 2, "--sync", "asp", "--patience", "3", script)
     assert done.returncode == 3, done.stderr
     assert "ZeroDivisionError: division by zero" in done.stderr
     assert len(re.findall(r"end 0", done.stdout)) == 1  # nobody went through the end again
     assert "end 1" in done.stdout
+
+
+def test_one_that_waits_for_a_failed_one_does_not_wait_for_ever(script: Path) -> None:
+    fail = """
+if run.rank == 0:
+    1 / 0
+import signal
+signal.pause()
+"""
+    script.write_text(SCRIPT.replace("HERE", "pass").replace("AFTER", fail))
+    done = offbeat("run", "-n", 2, "--patience", "1", script)
+    assert done.returncode == 3, done.stderr
+    assert "ZeroDivisionError: division by zero" in done.stderr
 
 
 def test_workers_that_all_leave_early_end_the_run(script: Path, tmp_path: Path) -> None:
