@@ -172,7 +172,7 @@ class Packets:
         """
         try:
             until = time.perf_counter() + attention if attention else 0.0
-            while time.perf_counter() < until:
+            while until and time.perf_counter() < until:
                 give_way()
                 try:
                     return self.view[: wire.recv_into(self.view, 0, socket.MSG_DONTWAIT)]
