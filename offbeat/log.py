@@ -144,11 +144,11 @@ class Log:
     def __init__(self, path: Path | None = None, keep: int | None = None):
         """`keep` is the length of the file to go on from; what lies behind it is cut off."""
         self.listeners: list[Listener] = []
-        self.relay: Callable[[bytes], None] | None = None  # gets every record as a line
+        self.relay: Callable[[bytes], None] | None = None  # gets whole lines, one for each record
         self.file: IO[bytes] | None = None
         self.size = 0  # of the file, known without asking the system
         self.gathers = False  # whether records wait for `flush`, which comes before they are told
-        self.waiting = bytearray()
+        self.waiting: list[Entry] = []
         if path is not None:
             # Unbuffered, so that others can follow the run and a kill takes no record with it.
             self.file = open(path, "ab" if keep is not None else "wb", buffering=0)  # noqa: SIM115
@@ -164,21 +164,21 @@ class Log:
 
     def write(self, record: Entry) -> None:
         if self.file is not None or self.relay is not None:
-            line = _encoder.encode(record) + b"\n"
-            if self.file is not None:
-                self.waiting += line
-                if not self.gathers:
-                    self.flush()
-            if self.relay is not None:
-                self.relay(line)
+            self.waiting.append(record)
+            if not self.gathers:
+                self.flush()
         for listener in self.listeners:
             listener.see(record)
 
     def flush(self) -> None:
         """Write what waits, in one go."""
-        if self.waiting and self.file is not None:
-            lines, self.waiting = self.waiting, bytearray()
-            self.size += self.file.write(lines)
+        if self.waiting:
+            lines = _encoder.encode_lines(self.waiting)
+            self.waiting.clear()
+            if self.file is not None:
+                self.size += self.file.write(lines)
+            if self.relay is not None:
+                self.relay(lines)
 
     def switch(self, path: Path) -> None:
         """Go on in another file, from its beginning."""
@@ -198,8 +198,9 @@ class Log:
                 listener.end()
 
     def length(self) -> int:
-        """Bytes written so far, and those that wait."""
-        return 0 if self.file is None else self.size + len(self.waiting)
+        """Bytes of everything that has been recorded."""
+        self.flush()
+        return self.size
 
     def close(self) -> None:
         if self.file is not None:

@@ -7,7 +7,6 @@ who was pushed aside with the floor in its hands.
 import socket
 import threading
 from collections import deque
-from contextlib import suppress
 
 
 class Answers:
@@ -37,5 +36,7 @@ class Answers:
             with self.sending[number]:  # so that no second packet overtakes the first
                 while unsent:
                     wire, packet = unsent.popleft()
-                    with suppress(OSError):  # its death shows when its wire is read
+                    try:
                         wire.send(packet)
+                    except OSError:
+                        continue  # its death shows when its wire is read

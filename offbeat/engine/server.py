@@ -112,19 +112,21 @@ class Server:
     def hear(self, number: int) -> None:
         """Take the next packet from a worker's wire, and deal with it."""
         packet = self.packets.receive(self.wires[number])
-        if not packet:  # the process is gone: no need to wait for patience to run out
+        if packet:
+            self._receive(number, to_store(packet))
+        else:  # the process is gone: no need to wait for patience to run out
             self.disconnect(number)
             if self.over is None:
                 self._lose(number)
-        else:
-            self._receive(number, to_store(packet))
         if self.ready:
             self._drain()
 
     def unsaid(self) -> list[int]:
         """Who is to be sent something as soon as others have the floor; it is on record by then."""
-        self.store.log.flush()
-        return self.answers.take()
+        due = self.answers.take()
+        if due:
+            self.store.log.flush()
+        return due
 
     def _receive(self, number: int, message: Message) -> None:
         if isinstance(message, Bye):
@@ -132,8 +134,14 @@ class Server:
             self.disconnect(number)
         elif self.over is None:
             self.deadline.pop(number, None)
-            self.frozen.pop(number, None)
-            self._handle(number, message)
+            if self.frozen:
+                self.frozen.pop(number, None)
+            if isinstance(message, Join):
+                self._join(number)
+            elif self.store.present(number):
+                self.handlers[type(message)](number, message)
+            else:
+                self._turn_away(number, message)
 
     def dismiss(self) -> None:
         """Tell everyone that it is over; from here on only last words count."""
@@ -142,17 +150,13 @@ class Server:
         for number in list(self.wires):
             self._send(number, self.over)
 
-    def _handle(self, number: int, message: Message) -> None:
-        if isinstance(message, Join):
-            self._join(number)
-        elif self.store.cells.item(Row.STATE, number) in (State.LOST, State.ABSENT):
-            if isinstance(message, Push):
-                part = message.part
-                self.store.refuse(number, part.incarnation, part.sequence, self.clock())
-            self._send(number, Again())
-            self._expect(number)
-        else:
-            self.handlers[type(message)](number, message)
+    def _turn_away(self, number: int, message: Message) -> None:
+        """One that was given up speaks as if nothing had happened: it has to join again."""
+        if isinstance(message, Push):
+            part = message.part
+            self.store.refuse(number, part.incarnation, part.sequence, self.clock())
+        self._send(number, Again())
+        self._expect(number)
 
     # ------------------------------------------------------------ the path of a gradient
 
@@ -183,7 +187,8 @@ class Server:
             message.place,
         )
         self.unpushed[number] = 0
-        verdict = self.store.push(contribution, self.clock())
+        now = self.clock()
+        verdict = self.store.push(contribution, now)
         counts = self.shared.counts
         counts[Counts.APPLIED] = self.store.applied
         if verdict is Verdict.DROPPED or part.skipped:
@@ -195,7 +200,7 @@ class Server:
         self.in_vain[number] = 0
         if message.pull:
             self.unpushed[number] = len(message.ahead)
-            self._want(number, message.ahead)
+            self._want(number, message.ahead, now)
         else:
             self._send(number, Took(self._top_up(number)))
             self._expect(number)
@@ -204,7 +209,7 @@ class Server:
     def _pull(self, number: int, message: Pull) -> None:
         self.unpushed[number] += len(message.computed)
         if message.waits:
-            self._want(number, message.computed)
+            self._want(number, message.computed, self.clock())
         else:
             self.computed[number] = message.computed
             self.ready.append(number)
@@ -218,15 +223,16 @@ class Server:
         self._board_moved()
         self._wake_resting()
 
-    def _want(self, number: int, computed: list[Lease]) -> None:
+    def _want(self, number: int, computed: list[Lease], now: float) -> None:
         self.computed[number] = computed
-        self.held_since[number] = self.clock()
+        self.held_since[number] = now
         self.ready.extend(self.store.hold(number))
 
     def _drain(self) -> None:
-        if len(self.met) < len(self.shared.slots):
-            return  # the first step begins when everybody is there
-        self.clock.go()
+        if self.clock.since is None:
+            if len(self.met) < len(self.shared.slots):
+                return  # the first step begins when everybody is there
+            self.clock.go()
         while self.ready:
             self._grant(self.ready.popleft())
 
@@ -337,7 +343,7 @@ class Server:
 
     def _lose(self, number: int, why: str = "") -> None:
         self.met.add(number)  # nobody waits for one that died before it joined
-        if self.store.cells.item(Row.STATE, number) in (State.ACTIVE, State.RESTING):
+        if self.store.present(number):
             self._keep_gathered(number)
             self.store.lose(number, self.clock(), why)
             self._board_moved()

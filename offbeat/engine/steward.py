@@ -142,8 +142,9 @@ class Steward:
         """After every packet; returns whether the one who waits in `_turn` has to know of it."""
         if self.training:
             self._tend()
-        over = self.store.finished or self.halted or self.server.over is not None
-        return over or (self.idle and bool(self.lines))
+        if self.store.finished or self.halted or self.server.over is not None:
+            return True
+        return self.idle and bool(self.lines or self.store.log.waiting)
 
     def _tend(self) -> None:
         """Test and save what is due."""
@@ -163,10 +164,10 @@ class Steward:
 
     # ------------------------------------------------------------ records
 
-    def _relay(self, line: bytes) -> None:
+    def _relay(self, lines: bytes) -> None:
         if self.idle and not self.lines:
             self.due = time.monotonic() + RELAY
-        self.lines += line
+        self.lines += lines
 
     def _flush(self) -> None:
         self.store.log.flush()
@@ -242,7 +243,7 @@ class Steward:
 
     def _save_due(self) -> bool:
         if self.new_log is not None:  # all is in memory anyway, and only the log grows
-            return self.store.log.length() > TAIL
+            return self.store.log.size > TAIL
         if self.rhythm.save is None:
             return self.store.epoch > self.saved_epoch
         return self.store.version >= self.saved_version + self.rhythm.save

@@ -32,10 +32,11 @@ class Cores:
         self.left -= 1
         if core == self.last and self.left > 0:
             return
-        self.last, self.left = core, LOOK
-        self.cells[worker] = core
+        moved, self.last, self.left = core != self.last, core, LOOK
         taken = self.cells.tolist()
-        if core in taken[:worker]:
+        self.cells[worker] = taken[worker] = core
+        # One that was put beside another leaves at once; of two that have long been there, one.
+        if taken.count(core) > 1 and (moved or core in taken[:worker]):
             free = sorted(os.sched_getaffinity(0).difference(taken))
             if free:
                 move(free[worker % len(free)])

@@ -71,7 +71,7 @@ class Store:
     def join(self, worker: int, now: float) -> int:
         """Enter or enter again; an earlier incarnation is given up. Returns the incarnation."""
         self._sure = False
-        if self.cells[Row.STATE, worker] in (State.ACTIVE, State.RESTING):
+        if self.present(worker):
             self.lose(worker, now)
         incarnation = board.enter(self.cells, worker)
         if self.parameters is not None:
@@ -123,6 +123,10 @@ class Store:
         """Whether `worker` has been given up and must join again."""
         return bool(self.cells.item(Row.STATE, worker) == State.LOST)
 
+    def present(self, worker: int) -> bool:
+        """Whether `worker` has joined and has not been given up since."""
+        return self.cells.item(Row.STATE, worker) in (State.ACTIVE, State.RESTING)
+
     @property
     def finished(self) -> bool:
         return self.leases.finished
@@ -145,8 +149,8 @@ class Store:
         """Admit a contribution once, and apply it when enough have been gathered."""
         part, cells = contribution.part, self.cells
         worker = part.worker
-        dead = cells.item(Row.STATE, worker) in (State.ABSENT, State.LOST)
-        if dead or part.incarnation != cells.item(Row.INCARNATION, worker):
+        known = part.incarnation == cells.item(Row.INCARNATION, worker)
+        if not (known and self.present(worker)):
             return self.refuse(worker, part.incarnation, part.sequence, now)
         if part.sequence <= cells.item(Row.SEQUENCE, worker):
             return Verdict.REPEATED
@@ -207,7 +211,9 @@ class Store:
             if self._barrier:
                 board.round_over(self.cells, one.part.worker)
             outcome = "skipped" if one.part.skipped else "applied"
-            self.close_epochs(self.leases.ledger.settle(one.part.leases, outcome), now)
+            closed = self.leases.ledger.settle(one.part.leases, outcome)
+            if closed:
+                self.close_epochs(closed, now)
         self._moved |= self._barrier  # under slack only clocks release anybody
 
     def close_epochs(self, epochs: list[int], now: float) -> None:
@@ -289,7 +295,7 @@ class Store:
     def vacate(self, now: float) -> None:
         """After a restart nobody is there: what was in flight goes out again."""
         for worker in range(self.cells.shape[1]):
-            if self.cells.item(Row.STATE, worker) in (State.ACTIVE, State.RESTING):
+            if self.present(worker):
                 self.lose(worker, now)
 
     def load(self, state: dict[str, Any]) -> None:

@@ -108,10 +108,12 @@ class Parameters:
 
     def live(self, contributions: Sequence[Contribution]) -> list[Contribution]:
         """Those with something to apply; averaged buffers are taken here."""
-        live = [c for c in contributions if c.part.samples and not c.part.skipped]
-        for one in live:
-            if one.statistics:
-                self.statistics[one.part.worker] = one.statistics
+        live = []
+        for one in contributions:
+            if one.part.samples and not one.part.skipped:
+                live.append(one)
+                if one.statistics:
+                    self.statistics[one.part.worker] = one.statistics
         # Without a payload the worker itself has written, in place.
         return live if live and live[0].payload is not None else []
 
@@ -121,7 +123,7 @@ class Parameters:
             only = live[0]
             rate, absent = only.part.weight, only.absent
             # Straight from the worker's slot, no copy.
-            gradients = self.weigher.correct(only.part.worker, only.unpacked())
+            gradients = self._weighed(only)
         else:
             shares = [c.part.samples * c.part.weight for c in live]
             total = sum(shares)
@@ -159,15 +161,20 @@ class Parameters:
 
     def finish(self, step: Step) -> None:
         """Apply the rule."""
-        before = self.weigher.before_step()
+        before = self.weigher.before_step() if self.weigher.needed else None
         for shard, updater in enumerate(self.updaters):
             step.apply(shard, updater)
-        self.weigher.after_step(before)
+        if before is not None:
+            self.weigher.after_step(before)
         if step.live[0].updater:
             self._average_updaters(step.live)
 
+    def _weighed(self, one: Contribution) -> list[Flat]:
+        payload = one.unpacked()
+        return self.weigher.correct(one.part.worker, payload) if self.weigher.needed else payload
+
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
-        payloads = [self.weigher.correct(one.part.worker, one.unpacked()) for one in live]
+        payloads = [self._weighed(one) for one in live]
         if not self._sums:
             self._sums = [Flat(flat.table) for flat in self.flats]
         for shard, total in enumerate(self._sums):
@@ -192,11 +199,13 @@ class Parameters:
 
     def remember(self, worker: int) -> None:
         """`worker` reads the parameters now."""
-        self.weigher.remember(worker)
+        if self.weigher.needed:
+            self.weigher.remember(worker)
 
     def advance(self, version: int, epoch: int) -> None:
-        for updater in self.updaters:
-            updater.advance(version, epoch)
+        if self.recipe.schedule is not None:
+            for updater in self.updaters:
+                updater.advance(version, epoch)
 
     def enter(self, worker: int) -> None:
         """`worker` joins; what it pulls is everybody's."""
@@ -214,6 +223,7 @@ class Parameters:
         return self._digest.sum()
 
     def digest(self) -> str:
+        """The hash of all parameters, as it is logged."""
         return hexadecimal(self.digest_sum())
 
     def refresh(self) -> None:

@@ -58,6 +58,14 @@ def test_of_two_workers_on_one_core_the_later_goes_to_a_free_one(machine):
     assert m.core == 0
 
 
+def test_a_worker_that_was_put_beside_another_leaves_at_once_though_it_is_the_earlier(machine):
+    m, found = machine({0, 1}, 0), at(NOWHERE, 1)
+    found.settle(0)
+    m.core = 1
+    found.settle(0)
+    assert m.core == 0
+
+
 def test_where_no_core_is_free_everybody_stays(machine):
     m, found = machine({0, 1}, 0), at(0, 1, 0)
     found.settle(2)
