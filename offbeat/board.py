@@ -121,6 +121,12 @@ def released(cells: Cells, discipline: Discipline) -> list[int]:
     return [int(worker) for worker in np.flatnonzero(waiting)]
 
 
+def longest_step(cells: Cells) -> int:
+    """Microseconds of a step of the slowest worker at work; 0 as long as one is not known."""
+    times = cells[Row.STEP_US, cells[Row.STATE] == State.ACTIVE]
+    return int(times.max()) if times.size and times.all() else 0
+
+
 def steps_by_speed(cells: Cells, worker: int, every: int) -> int:
     """Local steps for `worker` so that it spends about the time the fastest spends on `every`."""
     times = cells[Row.STEP_US]

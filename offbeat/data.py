@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,21 @@ def mix(*numbers: int) -> int:
     """One 63-bit seed from several numbers, the same everywhere (the steps of SplitMix64)."""
     state = 0
     for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & _WORD
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
-        state ^= state >> 31
+        state = _mixed_in(state, number)
     return state >> 1
+
+
+def _mixed_in(state: int, number: int) -> int:
+    state = (state + number + 0x9E3779B97F4A7C15) & _WORD
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+    return state ^ (state >> 31)
+
+
+@lru_cache(maxsize=8)
+def _begun(*numbers: int) -> int:
+    """The state after these, which are the same for many seeds."""
+    return reduce(_mixed_in, numbers, 0)
 
 
 class Reader:
@@ -69,14 +80,15 @@ class Reader:
     def fetch(self, rows: Tensor) -> Any:
         """The batch of the samples numbered `rows`."""
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
-            # Indexing gives the same bits as stacking samples one by one, and is much faster.
-            return tuple(tensor[rows] for tensor in self.dataset.tensors)
+            # The same bits as from stacking samples one by one, and much faster.
+            return tuple([tensor.index_select(0, rows) for tensor in self.dataset.tensors])
         items = [self.dataset[int(row)] for row in rows]
         return (self.collate or default_collate)(items)
 
     def reseed(self, lease: Lease) -> None:
         """Give whatever is random in reading and computing this lease its own random numbers."""
-        seed = mix(self.seed, 2, lease.epoch, lease.start)
+        # As mix(seed, 2, epoch, start).
+        seed = _mixed_in(_begun(self.seed, 2, lease.epoch), lease.start) >> 1
         torch.default_generator.manual_seed(seed)
         if not isinstance(self.dataset, TensorDataset) or self.collate is not None:
             random.seed(seed)

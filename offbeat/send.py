@@ -58,8 +58,9 @@ class Sender:
 
     def turn(self) -> None:
         """A payload is on its way: the next one goes to another place, if there is one."""
-        self.outs = self.outs[1:] + self.outs[:1]
-        self.out = self.outs[0]
+        if len(self.outs) > 1:
+            self.outs = self.outs[1:] + self.outs[:1]
+            self.out = self.outs[0]
 
     def accept(self, snapshot: Snapshot) -> None:
         """Take over the pulled parameters."""

@@ -119,8 +119,8 @@ class Worker:
     def catch_up(self) -> list[Lease]:
         """Compute what was taken and not yet computed; returns those leases."""
         computed, self.todo = self.todo, []
-        self.done += computed
         if computed:
+            self.done += computed
             self.computed_on = self.base
         return computed
 
@@ -224,7 +224,8 @@ class NumberWorker(Worker):
         self.losses.append(loss)
 
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
-        self.catch_up()
+        if self.todo:
+            self.catch_up()
         payload = self.sender.payload()
         packed = self.sender.pack(payload, (seed, 3, self.number, self.incarnation, sequence))
         leases, losses = self.done, self.losses
@@ -237,7 +238,7 @@ class NumberWorker(Worker):
                 total += loss * (stop - start)
         mean = total / told if told else None
         numeric = mean is None or math.isfinite(mean)
-        statistics = self.sender.replica.statistics(self.buffers)
+        statistics = self.sender.replica.statistics(self.buffers) if self.buffers else {}
         updater = self.sender.updater_state()
         part = Part(
             self.number, self.incarnation, sequence, self.based_on, leases, samples,

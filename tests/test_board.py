@@ -228,6 +228,19 @@ def test_waking_holds_up_nobody(make: Make) -> None:
     assert board.may_go(cells, 1, ob.SSP(0))
 
 
+def test_the_longest_step_is_that_of_the_slowest_at_work(make: Make) -> None:
+    cells = started(make, [0, 0, 0])
+    cells[Row.STEP_US] = [100, 300, 200]
+    assert board.longest_step(cells) == 300
+    board.set_state(cells, 1, State.LOST)
+    assert board.longest_step(cells) == 200
+    cells[Row.STEP_US, 0] = 0  # not known yet
+    assert board.longest_step(cells) == 0
+    board.set_state(cells, 0, State.RESTING)
+    board.set_state(cells, 2, State.RESTING)
+    assert board.longest_step(cells) == 0
+
+
 def test_steps_by_speed_take_about_equal_time(make: Make) -> None:
     cells = started(make, [0, 0, 0])
     assert board.steps_by_speed(cells, 0, 50) == 50  # nothing measured yet

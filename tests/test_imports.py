@@ -165,7 +165,8 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "board", "lease", "contribution", "link", "engine.answers"),
         *("store.core", "store.parameters", "store.table"),
     },
-    "engine.floor": {"engine.server"},
+    "engine.ears": {"board", "link.cores"},
+    "engine.floor": {"engine.ears", "engine.server"},
     "engine.bench": {"layout.shards", "link.memory", "replica.split", "send", "store.table"},
     "engine.rounds": {
         *("errors", "board", "contribution", "link", "engine.server"),

@@ -1,9 +1,4 @@
-"""One at a time touches the store: a thread listens to each worker, and who hears has the floor.
-
-The system wakes a thread where it last ran. One that listens to one worker alone last ran where
-that worker now waits, on a core that has nothing else to do. One that listened to all would mostly
-be woken elsewhere, and push a worker aside while the core of the other stood idle.
-"""
+"""One at a time touches the store: whichever thread has heard something has the floor."""
 
 import os
 import selectors
@@ -11,9 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
+from offbeat.engine.ears import Ears
 from offbeat.engine.server import Server
 
 
@@ -27,6 +22,7 @@ class Floor:
         self.heard: Callable[[], bool] = lambda: False  # told of every packet; True wakes `wait`
         self.spare: Callable[[], None] = lambda: None  # what can be done once all are answered
         self.failure: BaseException | None = None  # what went wrong in one of the threads
+        self.ears = Ears(server.store.cells, server.shared.cores, self._hear)
         self.bell = os.eventfd(0)
         self.selector.register(self.bell, selectors.EVENT_READ, partial(os.eventfd_read, self.bell))
 
@@ -37,31 +33,28 @@ class Floor:
     def connect(self, number: int, wire: socket.socket) -> None:
         """Listen to a worker; a new wire takes the place of one that is dead."""
         self.server.connect(number, wire)
-        threading.Thread(
-            target=self._listen, args=(number, wire), name=f"hears {number}", daemon=True
-        ).start()
+        self.ears.add(number, wire)
 
-    def _listen(self, number: int, wire: socket.socket) -> None:
-        while self._hear(number, wire):
-            self.server.shared.cores.follow(number)
-        wire.close()
+    def _hear(self, number: int, wire: socket.socket, changes: int) -> None:
+        """As an ear: something lies in this wire, to be dealt with by one who has the floor.
 
-    def _hear(self, number: int, wire: socket.socket) -> bool:
-        """Wait for a packet and deal with it; False if nothing more is to be heard here."""
-        with suppress(ConnectionError):
-            # It stays in the wire until its turn has come, so that nobody takes a worker that has
-            # spoken for a silent one.
-            wire.recv(1, socket.MSG_PEEK)
+        It stays in the wire until then, so that nobody takes a worker that has spoken for a silent
+        one.
+        """
+        due: list[int] = []
         with self.taken:
-            if self.failure is not None or self.server.wires.get(number) is not wire:
-                return False
+            if changes != self.ears.changes or not self.ears.open:
+                return
             try:
+                if self.server.wires.get(number) is not wire:
+                    self.ears.drop(number)
+                    return
                 self.server.hear(number)
                 if self.heard():
                     self.ring()
                 due = self.server.unsaid()
+                self.ears.look()
             except BaseException as error:
-                due = []
                 self._fail(error)
         self.server.answers.send(due, last=number)
         if self.taken.acquire(blocking=False):
@@ -71,11 +64,13 @@ class Floor:
                 self._fail(error)
             finally:
                 self.taken.release()
-        return True
+        if not self.ears.together:
+            self.server.shared.cores.follow(number)
 
     def _fail(self, error: BaseException) -> None:
         """Let the one who waits raise this; nobody is heard from here on."""
         self.failure = error
+        self.ears.close()
         self.ring()
 
     def answer(self) -> None:

@@ -5,8 +5,8 @@ made before it does. What the rule keeps is copied after every update, to two pl
 """
 
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,8 +43,11 @@ class Images:
         count = len(table)
         whole = sum(pages(flat.table.nbytes) for flat in parameters.flats)
         self.arena = Arena(PAGE + pages(2 * count) + whole + 2 * pages(table.nbytes))
-        self.marks = self.arena.take(8 * Mark.COUNT).numpy().view(np.int64)
-        self.marks[:] = NONE
+        # Looked at and written several times for every update, so past NumPy.
+        marks: Any = self.arena.take(8 * Mark.COUNT).numpy()
+        self.marks = memoryview(marks).cast("q")
+        for mark in range(Mark.COUNT):
+            self.marks[mark] = NONE
         self.index = {entry.name: i for i, entry in enumerate(table)}
         self.present = self.arena.take(2 * count).numpy().reshape(2, count)
         self.flats = [
@@ -80,8 +83,9 @@ class Images:
 
     def keep(self) -> None:
         """Copy the parameters, unless that is done: sooner or later an update changes them."""
-        marks, live = self.marks, self.marks.item(Mark.LIVE)
-        if live != NONE and live != marks.item(Mark.KEPT):
+        marks = self.marks
+        live = marks[Mark.LIVE]
+        if live not in (NONE, marks[Mark.KEPT]):
             marks[Mark.KEPT] = NONE
             for mine, theirs in zip(self.flats, self.parameters.flats, strict=True):
                 mine.copy_(theirs)
@@ -121,8 +125,8 @@ class Images:
     def read(self, version: int) -> dict[str, Tensor] | None:
         """What the store had learnt at `version`, if all of that is whole."""
         place = version % 2
-        whole = {self.marks.item(Mark.LIVE): self.parameters.flats}
-        whole[self.marks.item(Mark.KEPT)] = self.flats
+        whole = {self.marks[Mark.LIVE]: self.parameters.flats}
+        whole[self.marks[Mark.KEPT]] = self.flats
         if self.marks[place] != version or version not in whole:
             return None
         found = {name: view.clone() for name, view in named("parameters/", whole[version]).items()}
@@ -165,4 +169,4 @@ def learnt(parameters: Parameters) -> list[Learnt]:
 def _identical(one: list[Learnt], other: list[Learnt] | None) -> bool:
     if other is None or len(one) != len(other):
         return False
-    return all(mine is theirs for (_, mine), (_, theirs) in zip(one, other, strict=True))
+    return not one or all(a is b for (_, a), (_, b) in zip(one, other, strict=True))

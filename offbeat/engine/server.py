@@ -32,7 +32,6 @@ from offbeat.link.messages import (
     to_store,
 )
 from offbeat.store.core import Store
-from offbeat.store.parameters import Parameters
 from offbeat.store.table import Flat
 
 FROZEN = 3  # times patience that a silent worker may take to wake before it is replaced
@@ -253,25 +252,16 @@ class Server:
         self.give(number, place)
         waited = now - self.held_since.pop(number, now)
         leases = self._top_up(number, snapshot.steps)
-        return Go(
-            snapshot.version,
-            snapshot.steps,
-            snapshot.epoch,
-            leases,
-            waited,
-            place,
-            bool(self.parameters.updater_bytes),
-        )
+        parameters = self.store.parameters
+        assert parameters is not None
+        updater = parameters.updater_bytes > 0
+        return Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited, place, updater)
 
     def _give(self, number: int, place: int) -> None:
-        parameters = self.parameters
+        parameters = self.store.parameters
+        assert parameters is not None
         slot = self.shared.slots[number]
         slot.put(place, parameters.held, parameters.of(number), parameters.updater_state)
-
-    @property
-    def parameters(self) -> Parameters:
-        assert self.store.parameters is not None
-        return self.store.parameters
 
     def _top_up(self, number: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
         """Leases for `steps` steps and some ahead, less what the worker still has."""

@@ -149,13 +149,15 @@ class Steward:
     def _tend(self) -> None:
         """Test and save what is due."""
         if self.server.quiet:
-            self._test_if_due()
+            if self.rhythm.test is not None:
+                self._test_if_due(self.rhythm.test)
             if self._save_due():
                 self.floor.answer()
                 self.save()
 
     def _turn(self) -> None:
         """Let the workers be heard until there is something else to do."""
+        self.store.log.flush()  # what nobody was answered for waits until here
         now = time.monotonic()
         self.idle = not self.lines and not self.outbox.backlog and now >= self.due
         self.floor.wait(None if self.idle else max(0.0, self.due - now))
@@ -180,9 +182,8 @@ class Steward:
 
     # ------------------------------------------------------------ tests
 
-    def _test_if_due(self) -> None:
-        every = self.rhythm.test
-        if every is None or self.testing is not None or self.tester is None:
+    def _test_if_due(self, every: int) -> None:
+        if self.testing is not None or self.tester is None:
             return
         if self.store.applied >= (self.tested + 1) * every:
             self.floor.answer()

@@ -41,6 +41,11 @@ class Cores:
             if free:
                 move(free[worker % len(free)])
 
+    def spare(self) -> int:
+        """A core that no worker is on; if there is none, the one that this thread is on."""
+        free = sorted(os.sched_getaffinity(0).difference(self.cells.tolist()))
+        return free[-1] if free else here()
+
     def follow(self, worker: int) -> None:
         """As one who hears `worker`: leave the core of another one for that worker's."""
         core = here()
@@ -53,15 +58,20 @@ class Cores:
 
 
 def move(core: int) -> None:
-    """Go on running on `core`; where this thread is woken next time is the system's choice.
-
-    Not by way of `os`, which would keep the interpreter until the thread runs on that core.
-    """
+    """Go on running on `core`; where this thread is woken next time is the system's choice."""
     allowed = os.sched_getaffinity(0)
     if core in allowed:
-        for cores in ({core}, allowed):
-            mask = _mask(cores)
-            _allow(0, len(mask), mask)
+        bind(0, {core})
+        bind(0, allowed)
+
+
+def bind(thread: int, cores: Iterable[int]) -> None:
+    """Let a thread run on these cores alone.
+
+    Not by way of `os`, which would keep the interpreter until the thread runs on one of them.
+    """
+    mask = _mask(cores)
+    _allow(thread, len(mask), mask)
 
 
 def _mask(cores: Iterable[int]) -> bytes:

@@ -33,6 +33,7 @@ from offbeat.link.messages import (
 )
 
 M = TypeVar("M", bound=Message)
+WITH_LEASES = (Took, Go, Leased)
 
 
 class SharedLink:
@@ -152,7 +153,7 @@ class SharedLink:
         if isinstance(message, Again):
             raise Refused
         assert isinstance(message, kind), message
-        if isinstance(message, Took | Go | Leased):
+        if isinstance(message, WITH_LEASES):
             for lease in message.leases:
                 self.leases.append(lease)
                 self.announce(lease)

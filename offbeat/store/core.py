@@ -50,7 +50,9 @@ class Store:
         self.on_update: Callable[[], None] | None = None  # called before an update is made
         self.on_version: Callable[[int], None] | None = None  # called before a version is logged
         self.gathered: list[Contribution] = []
-        self._barrier = isinstance(self.discipline.gather, All)
+        gather = self.discipline.gather
+        self._barrier = isinstance(gather, All)
+        self._single = not isinstance(gather, All) and gather.k == 1
         self._drops = self.discipline.drops
         self._free = not self._barrier and self.discipline.wait is None
         send = self.discipline.send
@@ -188,6 +190,8 @@ class Store:
         return Verdict.REFUSED
 
     def _complete(self) -> bool:
+        if self._single:
+            return True
         return board.complete(self.cells, self.discipline, len(self.gathered))
 
     def _update(self, now: float) -> None:
@@ -195,7 +199,9 @@ class Store:
         if len(group) > 1:  # sorted, so that the sum does not depend on who was faster
             group.sort(key=lambda c: (c.part.worker, c.part.sequence))
         if self.on_update is not None:
-            self.log.flush()  # of the version before nothing else may be left in a moment
+            # Of the version before nothing else may be left in a moment.
+            if any(isinstance(record, Updated) for record in self.log.waiting):
+                self.log.flush()
             self.on_update()
         rate = self.parameters.update(group) if self.parameters is not None else 1.0
         self.version += 1

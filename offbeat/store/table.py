@@ -152,13 +152,14 @@ class Flat:
         return self
 
     def finite(self) -> bool:
-        """Whether no element is infinite or not a number."""
-        return all(_finite(span) for span in self.spans)
+        """Whether no element is infinite or not a number.
 
-
-def _finite(span: Tensor) -> bool:
-    """A sum is infinite or no number if any element is; only where it is, elements are asked."""
-    return math.isfinite(span.sum().item()) or bool(torch.isfinite(span).all())
+        A sum is infinite or no number if any element is; only where it is, elements are asked.
+        """
+        for span in self.spans:
+            if not math.isfinite(span.sum().item()) and not bool(torch.isfinite(span).all()):
+                return False
+        return True
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -202,7 +203,10 @@ class Digest:
 
     def sum(self) -> int:
         """What these tensors add to the hash."""
-        return sum([xxhash.xxh3_128_intdigest(piece, seed) for piece, seed in self.pieces])
+        total = 0
+        for piece, seed in self.pieces:
+            total += xxhash.xxh3_128_intdigest(piece, seed)
+        return total
 
     def __call__(self) -> str:
         return hexadecimal(self.sum())

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from offbeat.board import new_board
 from offbeat.engine.answers import Answers
 from offbeat.engine.floor import Floor
 from offbeat.link.cores import NOWHERE, Cores
@@ -24,6 +25,7 @@ class Hearer:
         self.wires: dict[int, socket.socket] = {}
         self.shortest = FOR_EVER
         self.shared = SimpleNamespace(cores=Cores(np.full(2, NOWHERE)))
+        self.store = SimpleNamespace(cells=new_board(2))
         self.answers = Answers(2)
         self.packets: list[tuple[int, bytes]] = []
         self.inside = 0
@@ -73,14 +75,15 @@ def floor():
     made.take()
     yield made
     made.server.gate = None
-    made.failure = made.failure or RuntimeError("the test is over")
+    made.ears.close()
     made.taken.release()
-    for end in made.ends:
-        end.close()
     for thread in threading.enumerate():
         if thread.name.startswith("hears"):
             thread.join(LONG)
             assert not thread.is_alive()
+    for end in (*made.ends, *made.ears.wires.values()):
+        end.close()
+    os.close(made.ears.bell)
     made.selector.close()
     os.close(made.bell)
 
@@ -166,6 +169,35 @@ def test_a_packet_that_waits_for_its_turn_is_still_seen_in_the_wire(floor):
     assert wire.recv(1, socket.MSG_PEEK) == b"o"
     floor.heard = lambda: True
     floor.wait(None)
+    assert floor.server.packets == [(0, b"one")]
+
+
+def test_a_wire_that_the_server_has_given_up_is_closed(floor):
+    end = connect(floor, 0)
+    floor.server.wires.pop(0).shutdown(socket.SHUT_RDWR)
+    assert end.recv(100) == b""
+    while floor.ears.wires:
+        floor.wait(0.01)
+    assert floor.server.packets == []
+
+
+def test_a_new_wire_takes_the_place_of_an_old_one(floor):
+    old, new = connect(floor, 0), connect(floor, 0)
+    assert old.recv(100) == b""
+    new.send(b"new")
+    floor.heard = lambda: True
+    floor.wait(None)
+    assert floor.server.packets == [(0, b"new")]
+
+
+def test_what_an_ear_found_before_a_change_is_left_to_whoever_hears_it_now(floor):
+    end = connect(floor, 0)
+    wire = floor.server.wires[0]
+    floor.taken.release()
+    floor._hear(0, wire, floor.ears.changes - 1)  # nothing is there: it would wait for ever
+    end.send(b"one")
+    assert end.recv(100) == b"answer to one"
+    floor.taken.acquire()
     assert floor.server.packets == [(0, b"one")]
 
 

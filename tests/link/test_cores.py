@@ -66,6 +66,13 @@ def test_a_worker_that_was_put_beside_another_leaves_at_once_though_it_is_the_ea
     assert m.core == 0
 
 
+def test_a_spare_core_is_one_without_a_worker_or_the_present_one(machine):
+    machine({0, 1, 2}, 0)
+    assert at(0, 1).spare() == 2
+    assert at(NOWHERE, NOWHERE).spare() == 2
+    assert at(0, 1, 2).spare() == 0
+
+
 def test_where_no_core_is_free_everybody_stays(machine):
     m, found = machine({0, 1}, 0), at(0, 1, 0)
     found.settle(2)
