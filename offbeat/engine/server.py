@@ -186,8 +186,7 @@ class Server:
             message.place,
         )
         self.unpushed[number] = 0
-        now = self.clock()
-        verdict = self.store.push(contribution, now)
+        verdict = self.store.push(contribution, self.clock())
         counts = self.shared.counts
         counts[Counts.APPLIED] = self.store.applied
         if verdict is Verdict.DROPPED or part.skipped:
@@ -199,7 +198,7 @@ class Server:
         self.in_vain[number] = 0
         if message.pull:
             self.unpushed[number] = len(message.ahead)
-            self._want(number, message.ahead, now)
+            self._want(number, message.ahead)
         else:
             self._send(number, Took(self._top_up(number)))
             self._expect(number)
@@ -208,7 +207,7 @@ class Server:
     def _pull(self, number: int, message: Pull) -> None:
         self.unpushed[number] += len(message.computed)
         if message.waits:
-            self._want(number, message.computed, self.clock())
+            self._want(number, message.computed)
         else:
             self.computed[number] = message.computed
             self.ready.append(number)
@@ -222,9 +221,9 @@ class Server:
         self._board_moved()
         self._wake_resting()
 
-    def _want(self, number: int, computed: list[Lease], now: float) -> None:
+    def _want(self, number: int, computed: list[Lease]) -> None:
         self.computed[number] = computed
-        self.held_since[number] = now
+        self.held_since[number] = self.clock()
         self.ready.extend(self.store.hold(number))
 
     def _drain(self) -> None:

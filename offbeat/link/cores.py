@@ -39,7 +39,8 @@ class Cores:
         if taken.count(core) > 1 and (moved or core in taken[:worker]):
             free = sorted(os.sched_getaffinity(0).difference(taken))
             if free:
-                move(free[worker % len(free)])
+                self.cells[worker] = self.last = free[worker % len(free)]
+                move(self.last)
 
     def spare(self) -> int:
         """A core that no worker is on; if there is none, the one that this thread is on."""

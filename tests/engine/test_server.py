@@ -212,6 +212,18 @@ def test_lock_step_holds_a_worker_until_all_have_contributed(bench, now):
     assert b.answer(1).waited == pytest.approx(0.0)
 
 
+def test_what_the_store_itself_takes_is_not_waiting(bench, now):
+    b = bench("asp", 1)
+    go = b.begin()[0]
+
+    def takes_long():
+        now.at += 5.0
+
+    b.store.on_update = takes_long
+    b.push(0, go)
+    assert b.answer(0).waited == pytest.approx(0.0)
+
+
 def test_a_push_alone_is_answered_at_once(bench):
     b = bench("downpour:2,3", 1)
     b.begin()

@@ -66,6 +66,22 @@ def test_a_worker_that_was_put_beside_another_leaves_at_once_though_it_is_the_ea
     assert m.core == 0
 
 
+def test_two_that_have_left_one_core_together_do_not_go_on_doing_so(machine):
+    cells = np.array([NOWHERE, NOWHERE])
+    one, other = Cores(cells), Cores(cells)
+    m = machine({0, 1}, 0)
+    cells[:] = 0
+    for number, worker in enumerate((one, other)):  # both were put on core 0, both leave
+        m.core = 0
+        cells[1 - number] = 0
+        worker.settle(number)
+        assert m.core == 1
+    before = len(m.moves)
+    one.settle(0)  # both are on core 1 now
+    other.settle(1)
+    assert len(m.moves) == before
+
+
 def test_a_spare_core_is_one_without_a_worker_or_the_present_one(machine):
     machine({0, 1, 2}, 0)
     assert at(0, 1).spare() == 2
