@@ -57,7 +57,7 @@ class Floor:
             except BaseException as error:
                 self._fail(error)
         self.server.answers.send(due, last=number)
-        if self.taken.acquire(blocking=False):
+        if due and self.taken.acquire(blocking=False):
             try:
                 self.spare()
             except BaseException as error:
