@@ -63,6 +63,8 @@ class Ledger:
         return epoch
 
     def _counts(self, epoch: int) -> dict[str, int]:
+        if self._once(epoch):  # the common case, without a look at every sample
+            return {"applied": self.samples, "repeated": 0, "missing": 0, **self.lost[epoch]}
         times = self.times(epoch)
         return {
             "applied": int(np.count_nonzero(times == 1)),
@@ -70,6 +72,15 @@ class Ledger:
             "missing": int(np.count_nonzero(times == 0)) - sum(self.lost[epoch].values()),
             **self.lost[epoch],
         }
+
+    def _once(self, epoch: int) -> bool:
+        """Whether the ranges of an open epoch follow each other from first sample to last."""
+        reached = 0
+        for (start, stop), count in sorted(self.open[epoch].items()):
+            if start != reached or count != 1:
+                return False
+            reached = stop
+        return reached == self.samples
 
     def times(self, epoch: int) -> np.ndarray[Any, Any]:
         """How often each sample of an open epoch has been applied."""

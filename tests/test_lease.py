@@ -98,6 +98,27 @@ def test_the_ledger_sees_a_sample_applied_twice() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("ranges", "counts"),
+    [
+        ([(4, 6), (0, 4)], (6, 0, 0)),  # in any order
+        ([(0, 4), (2, 4)], (2, 2, 2)),  # as many samples as there are, some of them twice
+        ([(0, 3), (3, 3), (3, 5)], (5, 0, 1)),
+        ([(1, 4), (4, 6)], (5, 0, 1)),
+        ([(0, 6), (0, 6)], (0, 6, 0)),
+    ],
+)
+def test_the_ledger_counts_ranges_as_it_would_count_samples(
+    ranges: list[tuple[int, int]], counts: tuple[int, int, int]
+) -> None:
+    ledger = Ledger(6)
+    ledger.open, ledger.lost = {0: {}}, {0: {"dropped": 0, "skipped": 0}}
+    for one in ranges:
+        ledger.open[0][one] = ledger.open[0].get(one, 0) + 1
+    found = ledger.summary()[0]
+    assert (found["applied"], found["repeated"], found["missing"]) == counts
+
+
 def test_epochs_close_in_order() -> None:
     ledger = Ledger(2)
     assert ledger.settle([Lease(1, 0, 2)], "applied") == []
