@@ -21,10 +21,7 @@ _WORD = (1 << 64) - 1
 
 def mix(*numbers: int) -> int:
     """One 63-bit seed from several numbers, the same everywhere (the steps of SplitMix64)."""
-    state = 0
-    for number in numbers:
-        state = _mixed_in(state, number)
-    return state >> 1
+    return reduce(_mixed_in, numbers, 0) >> 1
 
 
 def _mixed_in(state: int, number: int) -> int:

@@ -142,7 +142,7 @@ class Steward:
         """After every packet; returns whether the one who waits in `_turn` has to know of it."""
         if self.training:
             self._tend()
-        if self.store.leases.finished or self.halted or self.server.over is not None:
+        if self.store.finished or self.halted or self.server.over is not None:
             return True
         return self.idle and bool(self.lines or self.store.log.waiting)
 
