@@ -30,6 +30,23 @@ def cost(model: nn.Module, batch: Any, loss: Loss) -> Tensor:
     return loss(model(inputs), target)
 
 
+# What `backward` hands over to when all its questions are answered; should a PyTorch not have it
+# by this name, the questions are asked.
+_ENGINE: Any = getattr(torch.autograd.Variable, "_execution_engine", None)
+
+
+def backward(loss: Tensor) -> None:
+    """As `loss.backward()`; for a plain number without its questions, 6 µs of a small step."""
+    plain = type(loss) is Tensor and not loss.dim() and loss.requires_grad
+    if not plain or _ENGINE is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    _ENGINE.run_backward(
+        (loss,), (torch.ones_like(loss),), False, False, (),
+        allow_unreachable=True, accumulate_grad=True,
+    )  # fmt: skip
+
+
 def check(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> None:
     """Try one batch without touching model or random state; a misfit becomes a clear error."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from offbeat.data import Reader
 from offbeat.lease import Lease
-from offbeat.replica.objective import Loss, cost
+from offbeat.replica.objective import Loss, backward, cost
 from offbeat.replica.stream import LEAST, Stream
 from offbeat.store.table import Entry, Flat, Table, fill, named, under
 
@@ -61,7 +61,7 @@ class Replica:
             parameter.grad = None
         if self.accumulate == 1:
             loss = cost(self.model, self.reader.read(lease), self.loss)
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss)
             return loss.item()
         total = 0.0
         size = -(-lease.samples // self.accumulate)
@@ -69,7 +69,7 @@ class Replica:
             stop = min(start + size, lease.samples)
             share = (stop - start) / lease.samples
             loss = cost(self.model, self.reader.read(lease, slice(start, stop)), self.loss) * share
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss)
             total += loss.item()
         return total
 

@@ -10,7 +10,8 @@ from torch.utils.data import TensorDataset
 
 from offbeat.data import Reader
 from offbeat.errors import ConfigError
-from offbeat.replica.objective import BatchLoss, check, cost
+from offbeat.replica import objective
+from offbeat.replica.objective import BatchLoss, backward, check, cost
 
 X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
 READER = Reader(TensorDataset(X, Y))
@@ -26,6 +27,62 @@ def test_the_cost_of_any_batch() -> None:
     loss = BatchLoss(lambda model, batch: model(batch).square().mean())
     model = nn.Linear(3, 2)
     assert torch.equal(cost(model, X, loss), model(X).square().mean())
+
+
+class Counted(Tensor):
+    """A loss that wants to know of its backward passes."""
+
+    passes = 0
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        Counted.passes += 1
+        super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_backward_pass_is_pytorchs(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not known:
+        monkeypatch.setattr(objective, "_ENGINE", None)
+    model, seen = nn.Linear(3, 2), list[Tensor]()
+    model.weight.register_post_accumulate_grad_hook(seen.append)  # type: ignore[no-untyped-call]
+    F.cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
+    wanted = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    backward(F.cross_entropy(model(X), Y))  # added to what is there, as PyTorch does
+    assert len(seen) == len(wanted) == 2
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient + gradient)
+
+
+def test_a_loss_of_its_own_kind_is_asked() -> None:
+    model = nn.Linear(3, 2)
+    backward(model(X).square().mean().as_subclass(Counted))
+    assert Counted.passes == 1
+    assert model.weight.grad is not None
+
+
+def test_a_hook_that_spoils_its_gradient_spoils_one_step() -> None:
+    weight = nn.Parameter(torch.ones(()))
+    for _ in range(2):
+        weight.grad = None
+        loss = weight * 3
+        loss.register_hook(lambda gradient: gradient.mul_(2))
+        backward(loss)
+        assert weight.grad is not None
+        assert weight.grad.item() == 6
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (torch.ones(()), "does not require grad"),
+        (torch.ones(3, requires_grad=True) * 2, "only for scalar outputs"),
+    ],
+    ids=["constant", "vector"],
+)
+def test_what_has_no_backward_pass_says_so(loss: Tensor, says: str) -> None:
+    with pytest.raises(RuntimeError, match=says):
+        backward(loss)
 
 
 def test_a_check_touches_neither_model_nor_random_numbers() -> None:
