@@ -12,20 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from offbeat.store.table import Flat
+from offbeat.store.table import Flat, combine
 
 PIECE = 16 << 20  # bytes that are added up in one go
 HOST = "127.0.0.1"
 
 # Makes a tensor that holds zeros the sum of chunks, one from each member, with these shares.
 Sum = Callable[[Tensor, Sequence[Tensor], Sequence[float]], None]
-
-
-def fused(total: Tensor, chunks: Sequence[Tensor], shares: Sequence[float]) -> None:
-    """As the store adds gradients up."""
-    torch.mul(chunks[0], shares[0], out=total)
-    for chunk, share in zip(chunks[1:], shares[1:], strict=True):
-        total.add_(chunk, alpha=share)
 
 
 def scaled(total: Tensor, chunks: Sequence[Tensor], shares: Sequence[float]) -> None:
@@ -90,7 +83,7 @@ class Group:
         )
         self.thread.start()
 
-    def add(self, give: Tensor, get: Tensor, shares: Sequence[float], how: Sum = fused) -> None:
+    def add(self, give: Tensor, get: Tensor, shares: Sequence[float], how: Sum = combine) -> None:
         """Add up `give` of all members with their shares into `get`."""
         self.tasks.put(partial(self._add, give, get, shares, how))
 

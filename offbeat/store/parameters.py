@@ -125,11 +125,13 @@ class Parameters:
             # Straight from the worker's slot, no copy.
             gradients = self._weighed(only)
         else:
-            shares = [c.part.samples * c.part.weight for c in live]
-            total = sum(shares)
-            rate = total / sum(c.part.samples for c in live)
-            gradients = self._combine(live, [share / total for share in shares])
-            absent = frozenset.intersection(*(c.absent for c in live))
+            samples, total, absent = 0, 0.0, live[0].absent
+            for one in live:
+                samples += one.part.samples
+                total += one.part.samples * one.part.weight
+                absent &= one.absent
+            rate = total / samples
+            gradients = self._combine(live, [c.part.samples * c.part.weight / total for c in live])
         step = Step(live, gradients, rate, absent)
         if self.clip is not None:
             for shard in range(len(gradients)):
@@ -178,9 +180,7 @@ class Parameters:
         if not self._sums:
             self._sums = [Flat(flat.table) for flat in self.flats]
         for shard, total in enumerate(self._sums):
-            total.become(payloads[0][shard], shares[0])
-            for payload, share in zip(payloads[1:], shares[1:], strict=True):
-                total.add_(payload[shard], share)
+            total.combine([payload[shard] for payload in payloads], shares)
         return self._sums
 
     def _average_updaters(self, live: Sequence[Contribution]) -> None:

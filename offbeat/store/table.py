@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor, nn
+from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from offbeat.errors import CheckpointError, ConfigError
 
@@ -131,14 +131,16 @@ class Flat:
             torch.sub(a, b, out=out)
         return self
 
-    def become(self, other: "Flat", scale: float) -> "Flat":
-        """Become `scale` · `other`."""
-        if self.arrays is not None and other.arrays is not None:
-            for out, array in zip(self.arrays, other.arrays, strict=True):
-                np.multiply(array, scale, out=out)
-            return self
-        for mine, theirs in zip(self.spans, other.spans, strict=True):
-            torch.mul(theirs, scale, out=mine)
+    def combine(self, flats: Sequence["Flat"], shares: Sequence[float]) -> "Flat":
+        """Become Σ shareᵢ · flatᵢ, added up in this order."""
+        first = flats[0].arrays
+        for i, span in enumerate(self.spans):
+            tensors = [flat.spans[i] for flat in flats]
+            if self.arrays is None or first is None:
+                combine(span, tensors, shares)
+            else:
+                np.multiply(first[i], shares[0], out=self.arrays[i])
+                _add(span, tensors[1:], shares[1:])
         return self
 
     def add_(self, other: "Flat", scale: float = 1.0) -> "Flat":
@@ -160,6 +162,17 @@ class Flat:
             if not math.isfinite(span.sum().item()) and not bool(torch.isfinite(span).all()):
                 return False
         return True
+
+
+def combine(out: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
+    """Make `out` Σ shareᵢ · tensorᵢ, the same bits wherever it is added up."""
+    torch.mul(tensors[0], shares[0], out=out)
+    _add(out, tensors[1:], shares[1:])
+
+
+def _add(out: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
+    for tensor, share in zip(tensors, shares, strict=True):
+        out.add_(tensor, alpha=share)
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -195,7 +208,7 @@ class Digest:
         self.pieces = [
             (
                 flat.bytes[entry.offset : entry.offset + entry.nbytes],
-                xxhash.xxh3_64_intdigest(entry.name.encode()),
+                xxh3_64_intdigest(entry.name.encode()),
             )
             for flat in flats
             for entry in flat.table
@@ -205,7 +218,7 @@ class Digest:
         """What these tensors add to the hash."""
         total = 0
         for piece, seed in self.pieces:
-            total += xxhash.xxh3_128_intdigest(piece, seed)
+            total += xxh3_128_intdigest(piece, seed)
         return total
 
     def __call__(self) -> str:

@@ -100,18 +100,47 @@ def test_arithmetic_reaches_every_tensor_of_every_dtype() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("few", [0, 1 << 20])
-def test_a_share_has_the_bits_that_pytorch_gives_it(
-    dtype: torch.dtype, few: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [1 / 3] * 3, [0.2, 0.5, 0.3], [0.1, 0.9]], ids=str)
+def test_a_sum_has_the_same_bits_wherever_it_is_made(
+    dtype: torch.dtype, few: int, shares: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_module, "FEW", few)
-    table = Table.of([Entry("a", (1000,), dtype, "shared")])
-    one = Flat(table)
-    one.views["a"].copy_(torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e-3)
-    one.views["a"][:4] = torch.tensor([torch.inf, -0.0, 1e-41, 3e38]).to(dtype)
-    for share in (1 / 3, 0.1, 0.5):
-        got = Flat(table).become(one, share).views["a"]
-        wanted = one.views["a"] * share
-        assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+    table = Table.of([Entry("a", (1024,), dtype, "shared")])
+    generator = torch.Generator().manual_seed(0)
+    flats = [Flat(table) for _ in shares]
+    for flat in flats:
+        flat.views["a"].copy_(torch.randn(1024, generator=generator) * 1e-3)
+        flat.views["a"][:3] = torch.tensor([-0.0, 1e-41, 3e38]).to(dtype)
+    flats[0].views["a"][3] = torch.inf
+    before = [flat.clone().views["a"] for flat in flats]
+    got = Flat(table).combine(flats, shares).views["a"]
+    wanted = before[0] * shares[0]
+    for tensor, share in zip(before[1:], shares[1:], strict=True):
+        wanted.add_(tensor, alpha=share)
+    assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+    # As workers have it who add up among themselves, each a chunk of it.
+    chunk = torch.zeros(128, dtype=dtype)
+    table_module.combine(chunk, [tensor[256:384] for tensor in before], shares)
+    assert torch.equal(chunk.view(torch.uint8), wanted[256:384].view(torch.uint8))
+    for flat, tensor in zip(flats, before, strict=True):
+        assert torch.equal(flat.views["a"], tensor)
+
+
+@pytest.mark.parametrize("shares", [[0.25] * 4, [0.1, 0.2, 0.3, 0.4]], ids=str)
+def test_a_sum_is_the_mean_by_shares(shares: list[float]) -> None:
+    table = Table.of([Entry("a", (50,), torch.float32, "shared")])
+    flats = [Flat(table) for _ in shares]
+    for number, flat in enumerate(flats):
+        flat.views["a"].fill_(10.0**number)
+    mean = sum(share * 10.0**number for number, share in enumerate(shares))
+    assert Flat(table).combine(flats, shares).views["a"].tolist() == pytest.approx([mean] * 50)
+
+
+def test_a_mean_in_half_precision_is_no_larger_than_what_it_is_of() -> None:
+    large = torch.full((8,), 60_000.0, dtype=torch.float16)  # of at most 65,504
+    mean = torch.zeros(8, dtype=torch.float16)
+    table_module.combine(mean, [large, large], [0.5, 0.5])
+    assert torch.equal(mean, large)
 
 
 def test_a_clone_is_a_copy() -> None:
