@@ -12,7 +12,7 @@ from offbeat.errors import CheckpointError
 from offbeat.lease import Lease
 
 
-class Record(msgspec.Struct, tag_field="kind", omit_defaults=True):
+class Record(msgspec.Struct, tag_field="kind", omit_defaults=True, gc=False):
     """Something that happened at `time` (seconds since the run began, virtual in a simulation)."""
 
     time: float
@@ -36,7 +36,7 @@ class Pulled(Record, tag="pull"):
     bytes: int = 0
 
 
-class Part(msgspec.Struct, omit_defaults=True):
+class Part(msgspec.Struct, omit_defaults=True, gc=False):
     """One contribution: who sent it, from which version, of which samples, and what it cost."""
 
     worker: int

@@ -215,6 +215,7 @@ class Launcher:
 
     def _see(self, records: list[Entry]) -> None:
         self.seen = [count + len(records) for count in self.seen]
+        listeners = (self.tally, *self.listeners)
         for record in records:
             if isinstance(record, Updated):
                 for part in record.parts:
@@ -223,7 +224,7 @@ class Launcher:
                 self.failures[record.worker] = 0
             elif isinstance(record, Evaluated):
                 self.failures[TESTER] = 0
-            for listener in (self.tally, *self.listeners):
+            for listener in listeners:
                 listener.see(record)
 
     def _gone(self, number: int) -> bool:

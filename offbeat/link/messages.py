@@ -10,7 +10,7 @@ from offbeat.link.cores import give_way
 from offbeat.log import Part
 
 
-class Message(msgspec.Struct, array_like=True, tag=True):
+class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
     """One packet; tensors never travel in it."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from offbeat.log import (
+    Admitted,
     Dropped,
     Entry,
     Evaluated,
@@ -118,7 +119,7 @@ class Test(msgspec.Struct, frozen=True):
     accuracy: float | None
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """One update as the history keeps it."""
 
     time: float
@@ -163,11 +164,14 @@ class Tally(Listener):
         return other
 
     def see(self, record: Entry) -> None:
-        self.seconds = max(self.seconds, record.time)
+        if record.time > self.seconds:
+            self.seconds = record.time
         if isinstance(record, Updated):
             self._updated(record)
         elif isinstance(record, Pulled):
             self.figures[record.worker].bytes_received += record.bytes
+        elif isinstance(record, Admitted):
+            return  # it counts when it is applied
         elif isinstance(record, Evaluated):
             test = Test(record.time, record.version, record.samples, record.loss, record.accuracy)
             self.history.tests.append(test)
