@@ -60,7 +60,11 @@ def slowest(cells: Cells) -> int:
 
 def furthest_behind(cells: Cells) -> int:
     """Which worker has that clock; the first of several, and any one if nobody binds others."""
-    return int(cells[Row.BINDING].argmin())
+    clocks = cells[Row.BINDING]
+    if len(clocks) > FEW:
+        return int(clocks.argmin())
+    known: list[int] = clocks.tolist()
+    return known.index(min(known))
 
 
 def active(cells: Cells) -> int:
@@ -107,12 +111,16 @@ def blockers(cells: Cells, worker: int, discipline: Discipline) -> list[int]:
 
 def released(cells: Cells, discipline: Discipline) -> list[int]:
     """The waiting workers that may go on now, in the order of their numbers."""
+    barrier = isinstance(discipline.gather, All)
     if cells.shape[1] <= FEW:
-        low = slowest(cells)
         waits = enumerate(cells[Row.WAITING].tolist())
+        if barrier:
+            pending = cells[Row.PENDING].tolist()
+            return [worker for worker, one in waits if one and not pending[worker]]
+        low = slowest(cells)
         return [worker for worker, one in waits if one and may_go(cells, worker, discipline, low)]
     waiting = cells[Row.WAITING] == 1
-    if isinstance(discipline.gather, All):
+    if barrier:
         waiting &= cells[Row.PENDING] == 0
     elif discipline.wait is not None:
         low = slowest(cells)

@@ -29,8 +29,8 @@ class Answers:
 
     def send(self, due: list[int], last: int | None = None) -> None:
         """Send what they are due, `last` after the others: it runs where this thread runs."""
-        if len(due) > 1:
-            due.sort(key=lambda number: number == last)
+        if last in due and len(due) > 1:
+            due = [number for number in due if number != last] + [last]
         for number in due:
             unsent = self.unsent[number]
             with self.sending[number]:  # so that no second packet overtakes the first

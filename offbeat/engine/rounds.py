@@ -103,7 +103,8 @@ class Rounds(Server):
         self._convene(sorted(here))
 
     def _convene(self, numbers: list[int]) -> None:
-        goes = {number: self._go(number) for number in numbers}
+        now = self.clock()
+        goes = {number: self._go(number, now) for number in numbers}
         members = {}
         for number, go in goes.items():
             todo = self.store.leases.held.get(number, [])[: go.steps]
@@ -127,10 +128,10 @@ class Rounds(Server):
         self.together = list(self.round.members)
         return Meet(self.attempt, self.group, sorted(self.round.members.items()), self.port)
 
-    def _go(self, number: int) -> Go:
+    def _go(self, number: int, now: float) -> Go:
         """A worker that has just come gets what the others hold; the rest have it already."""
         fresh = self.holds.get(number) != self.store.version
-        go = super()._go(number)
+        go = super()._go(number, now)
         averaged = self.mirror.averaged()
         go.fresh, go.updater = fresh, bool(averaged)
         return go

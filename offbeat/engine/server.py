@@ -69,6 +69,7 @@ class Server:
         self.held_since: dict[int, float] = {}
         self.computed: dict[int, list[Lease]] = {}  # steps to be told with the next pull
         self.unpushed = [0] * len(shared.slots)  # leases each has told of and not yet pushed
+        self.copies = shared.plan.incoming > 0  # otherwise workers read parameters where they are
         self.pulls = [0] * len(shared.slots)
         self.deadline: dict[int, float] = {}  # workers whose turn it is, and until when
         self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
@@ -231,29 +232,23 @@ class Server:
             if len(self.met) < len(self.shared.slots):
                 return  # the first step begins when everybody is there
             self.clock.go()
-        while self.ready:
-            self._grant(self.ready.popleft())
-
-    def _grant(self, number: int) -> None:
-        """Give the worker its turn; it uses that place for nothing else meanwhile."""
-        if number not in self.wires or self.store.lost(number):
-            return
-        self._send(number, self._go(number))
-        self._expect(number)
-
-    def _go(self, number: int) -> Go:
-        """What is pulled lies in the worker's slot, and this goes with it."""
         now = self.clock()
+        while self.ready:
+            number = self.ready.popleft()
+            if number in self.wires and not self.store.lost(number):
+                self._send(number, self._go(number, now))
+                self._expect(number)
+
+    def _go(self, number: int, now: float) -> Go:
+        """A worker's turn: what it pulls lies in its slot, and this goes with it."""
         snapshot = self.store.pull(number, now, self.computed.pop(number, []))
-        slot = self.shared.slots[number]
-        place = self.pulls[number] % len(slot.incoming)
-        self.pulls[number] += 1
-        self.give(number, place)
+        place = 0
+        if self.copies:  # it uses that place for nothing else meanwhile
+            place = self.pulls[number] % len(self.shared.slots[number].incoming)
+            self.pulls[number] += 1
+            self.give(number, place)
         waited = now - self.held_since.pop(number, now)
-        leases = self._top_up(number, snapshot.steps)
-        parameters = self.store.parameters
-        assert parameters is not None
-        updater = parameters.updater_bytes > 0
+        leases, updater = self._top_up(number, snapshot.steps), bool(snapshot.updater)
         return Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited, place, updater)
 
     def _give(self, number: int, place: int) -> None:
@@ -265,11 +260,9 @@ class Server:
     def _top_up(self, number: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
         """Leases for `steps` steps and some ahead, less what the worker still has."""
         has = len(self.store.leases.held.get(number, ())) - self.unpushed[number]
-        found = []
-        for _ in range(max(at_least, steps + self.ahead - has)):
-            lease = self.store.lease(number)
-            if lease is None:
-                break
+        missing = max(at_least, steps + self.ahead - has)
+        found: list[Lease] = []
+        while len(found) < missing and (lease := self.store.lease(number)) is not None:
             found.append(lease)
         return found
 

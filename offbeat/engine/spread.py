@@ -205,8 +205,6 @@ class Spread(Parameters):
 
     def give(self, worker: int, place: int) -> None:
         """Everyone copies its shards into the worker's slot."""
-        if not self.shared.plan.incoming:
-            return  # it reads them where they are
         self._tell(Give(worker, place))
         self.shared.slots[worker].put(place, self.held, self.flats, self.updater_state)
         self._hear(Done)

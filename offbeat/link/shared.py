@@ -86,8 +86,9 @@ class SharedLink:
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         slot, place = self.slot, -1
         if contribution.payload is not None:
-            # Lists of views, so found by identity: comparing would look into the tensors.
-            place = next(i for i, o in enumerate(slot.outgoing) if o[0] is contribution.payload[0])
+            place = 0
+            while slot.outgoing[place][0] is not contribution.payload[0]:
+                place += 1
         if contribution.packed is not None:
             # On one machine nothing is gained by packing; the store sees what packing left.
             for flat in slot.outgoing[place]:

@@ -1,6 +1,7 @@
 """The store: it admits a contribution, gathers, weighs, applies, and moves the board."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from offbeat import board
@@ -22,6 +23,9 @@ from offbeat.log import (
     Updated,
 )
 from offbeat.store.parameters import Parameters
+
+_PRESENT = (State.ACTIVE, State.RESTING)
+_by_worker = attrgetter("part.worker", "part.sequence")
 
 
 class Store:
@@ -127,7 +131,7 @@ class Store:
 
     def present(self, worker: int) -> bool:
         """Whether `worker` has joined and has not been given up since."""
-        return self.cells.item(Row.STATE, worker) in (State.ACTIVE, State.RESTING)
+        return self.cells.item(Row.STATE, worker) in _PRESENT
 
     @property
     def finished(self) -> bool:
@@ -197,7 +201,7 @@ class Store:
     def _update(self, now: float) -> None:
         group, self.gathered = self.gathered, []
         if len(group) > 1:  # sorted, so that the sum does not depend on who was faster
-            group.sort(key=lambda c: (c.part.worker, c.part.sequence))
+            group.sort(key=_by_worker)
         if self.on_update is not None:
             # Of the version before nothing else may be left in a moment.
             if any(isinstance(record, Updated) for record in self.log.waiting):
@@ -260,10 +264,10 @@ class Store:
         else:
             free = []
         self._moved = False
-        # From here on they are on their way, so that nobody is released twice.
-        for one in free:
-            self.cells[Row.WAITING, one] = 0
-        self._waiting.difference_update(free)
+        if free:  # from here on they are on their way, so that nobody is released twice
+            for one in free:
+                self.cells[Row.WAITING, one] = 0
+            self._waiting.difference_update(free)
         return free
 
     def pull(self, worker: int, now: float, computed: list[Lease] | None = None) -> Snapshot:
