@@ -10,7 +10,7 @@ from offbeat.log import Part
 from offbeat.store.table import Flat, total_bytes
 
 
-class Contribution(msgspec.Struct):
+class Contribution(msgspec.Struct, gc=False):
     """What a worker sends; `part` is its line in the log, the rest are numbers.
 
     `payload` is a gradient to descend, one flat buffer per shard: a gradient, a sum of gradients,
@@ -55,7 +55,7 @@ class Contribution(msgspec.Struct):
         return flats
 
 
-class Snapshot(msgspec.Struct):
+class Snapshot(msgspec.Struct, gc=False):
     """What a worker pulls: exactly one version, whole."""
 
     version: int

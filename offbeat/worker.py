@@ -94,7 +94,7 @@ class Cycle(msgspec.Struct):
         self.action = Action.PULL if self.centre or self.flying else Action.PUSH
 
 
-class Timing(msgspec.Struct):
+class Timing(msgspec.Struct, gc=False):
     """Where the time of one contribution went, in seconds."""
 
     compute: float = 0.0

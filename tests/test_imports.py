@@ -48,6 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "log": {"errors", "lease"},
     "store": set(),
     "store.table": {"errors"},
+    "store.digest": {"store.table"},
     "contribution": {"codec", "log", "store.table"},
     "replica": set(),
     "replica.objective": {"errors", "lease", "data"},
@@ -84,12 +85,17 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "choices", "discipline", "optim", "task", "store.table", "store.joint"),
     },
     "store.weigh": {"choices", "store.table"},
-    "store.parameters": {"choices", "contribution", "store.table", "store.updater", "store.weigh"},
+    "store.parameters": {
+        *("choices", "contribution", "store.digest", "store.table", "store.updater"),
+        "store.weigh",
+    },
     "store.home": {"errors", "store.table", "store.updater"},
-    "store.mirror": {"contribution", "store.home", "store.parameters", "store.table"},
+    "store.mirror": {
+        *("contribution", "store.digest", "store.home", "store.parameters", "store.table"),
+    },
     "store.replicas": {
         *("choices", "contribution", "data"),
-        *("store.parameters", "store.table", "store.updater"),
+        *("store.digest", "store.parameters", "store.table", "store.updater"),
     },
     "store.core": {
         *("choices", "discipline", "board", "lease", "log", "contribution"),
@@ -199,7 +205,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.spread": {
         *("choices", "contribution", "job", "link.memory", "link.messages", "engine"),
-        *("store.parameters", "store.table"),
+        *("store.digest", "store.parameters", "store.table"),
     },
     "engine.keep": {"link.memory", "store.checkpoint"},
     "engine.open_team": {
@@ -216,7 +222,10 @@ LAYERS: dict[str, set[str]] = {
         "store",
     },
     "engine.local": {
-        *("errors", "log", "kept", "run", "report.summary", "report.split", "engine"),
+        *("errors", "log", "kept", "run", "report.summary", "link.cores", "engine"),
+    },
+    "engine.outcome": {
+        *("kept", "run", "report.summary", "report.split", "engine.crew", "engine.orders"),
     },
     "engine.station": {
         *("choices", "discipline", "job", "worker", "prefetch", "loop", "link", "engine.flow"),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from offbeat import board
-from offbeat.link.cores import Cores, bind
+from offbeat.link.cores import NOWHERE, Cores, bind
 
 SHORT = 1000  # microseconds of a step that is short
 LOOK = 128  # packets after which to find out whether steps are
@@ -72,6 +72,7 @@ class Ears:
         self.open = True
         self.bell = os.eventfd(0)  # rung once, when it is over
         self.together = False
+        cores.home[0] = NOWHERE  # an earlier server may have left its own there
         self.changes = 0  # what was found in a wire before a change may be gone by now
         self.left = LOOK  # packets until the next look
 
@@ -114,7 +115,9 @@ class Ears:
         self.together = together
         for number, wire in self.wires.items():
             self._of(number).add(number, wire)
-        self._first.stay(self.cores.spare() if together else None)
+        home = self.cores.spare() if together else None
+        self.cores.home[0] = NOWHERE if home is None else home
+        self._first.stay(home)
 
     def _of(self, number: int) -> Ear:
         return self._first if self.together else self.ears[number]

@@ -1,6 +1,5 @@
 """The local engine: a launcher that starts server, workers and tester, and mends what dies."""
 
-import copy
 import selectors
 import signal
 import socket
@@ -25,16 +24,18 @@ from offbeat.engine.orders import (
     Wire,
     send_order,
 )
+from offbeat.engine.outcome import write_run
 from offbeat.engine.process import Child, Inside, branch, fork
 from offbeat.engine.steward import Lived
 from offbeat.errors import RunError
 from offbeat.kept import Kept, Saved
+from offbeat.link.cores import give_way
 from offbeat.log import Admitted, Entry, Evaluated, Listener, Updated, decode
-from offbeat.report.split import layout_figures
 from offbeat.report.summary import Tally
 from offbeat.run import Interrupted, Run
 
 IDLE = 0.5  # seconds after which a display is told that nothing happens
+PIECE = 8  # records that the launcher looks at in one go
 
 
 class Launcher:
@@ -197,7 +198,7 @@ class Launcher:
 
     def _hear(self, report: Reports) -> None:
         if isinstance(report, Lines):
-            self._see(decode(report.lines))
+            self._see_in_pieces(report.lines)
         elif isinstance(report, Mark):
             self.marked = (report.version, self.tally.copy())
             self.seen[1] = 0
@@ -212,6 +213,14 @@ class Launcher:
             self.ended = time.monotonic()
             if TESTER in self.children:  # nobody waits for its answer any more
                 self.children[TESTER].kill()
+
+    def _see_in_pieces(self, lines: bytes) -> None:
+        """Whoever trains goes first: in lock-step all would wait for one who waits for this."""
+        each, cores = lines.splitlines(keepends=True), self.crew.shared.cores
+        for start in range(0, len(each), PIECE):
+            cores.stand_aside()
+            self._see(decode(b"".join(each[start : start + PIECE])))
+            give_way()
 
     def _see(self, records: list[Entry]) -> None:
         self.seen = [count + len(records) for count in self.seen]
@@ -378,24 +387,3 @@ def run_local(
     if not done.finished and launcher.asked_to_stop:  # scripts may also leave of themselves
         raise Interrupted(run)
     return run
-
-
-def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
-    """What the run came to, in its folder too if it has one."""
-    words = done.words.values()
-    memory = {"store": sum(done.memory)}
-    if len(done.memory) > 1:
-        memory["store_largest"] = max(done.memory)
-    for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
-        memory[name] = int(max((word.get(key, 0.0) for word in words), default=0.0))
-    kinds = ("input_queue", "reading_hidden", "exchange_hidden")
-    told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
-    overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
-    name = str(crew.job.discipline)
-    summary = tally.summary(name, "local", done.ledger, memory, done.hash, overlap)
-    summary.emulated = list(crew.local.emulate or ())
-    summary.layout = layout_figures(crew.content.cut, crew.workers, list(words))
-    if summary.layout is not None and crew.local.emulate:  # the prediction is of real speeds
-        summary.layout.predicted_seconds = summary.layout.predicted_idle_share = None
-    model = crew.tested_into(copy.deepcopy(crew.content.model))
-    return kept.write(model, tally.history, summary)

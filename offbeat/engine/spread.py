@@ -41,8 +41,9 @@ from offbeat.engine.process import Child, fork
 from offbeat.job import Job, Numbers
 from offbeat.link.memory import Shared
 from offbeat.link.messages import Packets
+from offbeat.store.digest import hexadecimal
 from offbeat.store.parameters import Parameters, Step
-from offbeat.store.table import Table, count, dealt, hexadecimal
+from offbeat.store.table import Table, count, dealt
 
 A = TypeVar("A", bound=Answer)
 

@@ -12,9 +12,10 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from offbeat.engine.crew import Crew
-from offbeat.engine.local import Launcher, write_run
+from offbeat.engine.local import Launcher
 from offbeat.engine.local_plan import Local
 from offbeat.engine.local_script import ProcessSeat, make_script_worker, options, prepared
+from offbeat.engine.outcome import write_run
 from offbeat.engine.process import Child, fork
 from offbeat.engine.station import Station
 from offbeat.engine.steward import Rhythm

@@ -8,6 +8,8 @@ import ctypes
 import os
 from collections.abc import Iterable
 
+import numpy as np
+
 from offbeat.board import Cells
 
 NOWHERE = -1
@@ -20,10 +22,14 @@ _allow = ctypes.CDLL(None).sched_setaffinity
 
 
 class Cores:
-    """The core that each worker last ran on, in memory that all of them share."""
+    """The core that each worker last ran on, in memory that all of them share.
 
-    def __init__(self, cells: Cells):
+    `home` is one cell: the core on which one thread hears all of them, while steps are short.
+    """
+
+    def __init__(self, cells: Cells, home: Cells | None = None):
         self.cells = cells
+        self.home = np.full(1, NOWHERE) if home is None else home
         self.last, self.left = NOWHERE, 0  # a worker's core, and steps until it looks around again
 
     def settle(self, worker: int) -> None:
@@ -46,6 +52,14 @@ class Cores:
         """A core that no worker is on; if there is none, the one that this thread is on."""
         free = sorted(os.sched_getaffinity(0).difference(self.cells.tolist()))
         return free[-1] if free else here()
+
+    def stand_aside(self) -> None:
+        """As one who has time: leave the core where all are heard, where everybody would wait."""
+        core = here()
+        if core == self.home.item(0):
+            others = sorted(os.sched_getaffinity(0).difference([core]))
+            if others:
+                move(others[0])
 
     def follow(self, worker: int) -> None:
         """As one who hears `worker`: leave the core of another one for that worker's."""

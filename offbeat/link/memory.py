@@ -115,7 +115,7 @@ class Plan:
         each += pages(self.statistics.nbytes) + pages(self.updater.nbytes)
         each += pages(self.rule.nbytes) + pages(len(self.rule))
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
-        small += pages(self.workers * 8)
+        small += pages((self.workers + 1) * 8)
         small += pages(self.workers * self.processes * FIELDS * 8)
         return small + 2 * whole + pages(self.statistics.nbytes) + self.workers * each
 
@@ -154,9 +154,10 @@ class Shared:
         if file is None:
             self.cells[:] = new_board(plan.workers)
         self.counts = self._numbers(Counts.COUNT)
-        self.cores = Cores(self._numbers(plan.workers))
+        cores = self._numbers(plan.workers + 1)
         if file is None:
-            self.cores.cells[:] = NOWHERE
+            cores[:] = NOWHERE
+        self.cores = Cores(cores[:-1], cores[-1:])
         posts = self._numbers(plan.workers * plan.processes * FIELDS)
         self.posts = [Posts(mine) for mine in posts.reshape(plan.workers, -1, FIELDS)]
         self.parameters = self._flats()

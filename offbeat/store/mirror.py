@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from offbeat.contribution import Contribution
+from offbeat.store.digest import Digest
 from offbeat.store.home import Home
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import Digest, Flat
+from offbeat.store.table import Flat
 
 
 class Replicated:

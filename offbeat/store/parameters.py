@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 from offbeat.choices import Weigh
 from offbeat.contribution import Contribution
+from offbeat.store.digest import Digest, hexadecimal
 from offbeat.store.table import (
-    Digest,
     Entry,
     Flat,
     Placement,
     buffer_entries,
     check_tensors,
     fill,
-    hexadecimal,
     named,
     parameter_entries,
     place,
@@ -28,7 +27,7 @@ from offbeat.store.updater import Recipe, Updater
 from offbeat.store.weigh import Weigher
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(msgspec.Struct, frozen=True, gc=False):
     """An update between its beginning and its end, when limits on the norm may come in."""
 
     live: Sequence[Contribution]

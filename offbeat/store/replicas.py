@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from offbeat.contribution import Contribution
 from offbeat.data import mix
+from offbeat.store.digest import Digest
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import Digest, Flat, total_bytes, under
+from offbeat.store.table import Flat, total_bytes, under
 from offbeat.store.updater import Recipe, Updater
 
 

@@ -9,11 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from offbeat.errors import CheckpointError, ConfigError
 
-_LOW = (1 << 128) - 1  # the bits of a hash
 ALIGNMENT = 64  # bytes; a cache line, so that two tensors never share one
 # Bytes up to which calling costs more than computing. PyTorch's way to an operation is long, and a
 # server that works once in a while finds none of it in the cache; Python's and NumPy's are short.
@@ -195,39 +193,6 @@ def fill(flats: Iterable[Flat], tensors: Mapping[str, Tensor]) -> None:
 def total_bytes(tensors: Iterable[Tensor]) -> int:
     """What tensors take up, or cost to send."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-class Digest:
-    """A hash of every tensor's bits by name, the same however they are spread over shards.
-
-    It is the sum of one hash per tensor, each seeded with the tensor's name. So whoever holds some
-    of the tensors adds up theirs, and only sums have to meet.
-    """
-
-    def __init__(self, flats: Sequence[Flat]):
-        self.pieces = [
-            (
-                flat.bytes[entry.offset : entry.offset + entry.nbytes],
-                xxh3_64_intdigest(entry.name.encode()),
-            )
-            for flat in flats
-            for entry in flat.table
-        ]
-
-    def sum(self) -> int:
-        """What these tensors add to the hash."""
-        total = 0
-        for piece, seed in self.pieces:
-            total += xxh3_128_intdigest(piece, seed)
-        return total
-
-    def __call__(self) -> str:
-        return hexadecimal(self.sum())
-
-
-def hexadecimal(total: int) -> str:
-    """The hash as it is logged, from the sum over all tensors."""
-    return f"{total & _LOW:032x}"
 
 
 # ---------------------------------------------------------------- from a model

@@ -136,3 +136,16 @@ def test_a_worker_looks_around_once_in_a_while_and_whenever_it_was_moved(machine
     assert m.core == 0
     found.settle(1)
     assert found.cells.tolist() == [1, 0]  # where it is now is told at once
+
+
+@pytest.mark.parametrize(
+    ("home", "allowed", "core", "then"),
+    [(1, {0, 1}, 1, 0), (1, {0, 1}, 0, 0), (NOWHERE, {0, 1}, 1, 1), (1, {1}, 1, 1)],
+    ids=["beside all", "elsewhere", "no such core", "no other core"],
+)
+def test_one_who_has_time_leaves_the_core_where_all_are_heard(machine, home, allowed, core, then):
+    m, found = machine(allowed, core), at(0, 1)
+    found.home[0] = home
+    found.stand_aside()
+    assert m.core == then
+    assert m.moves == ([] if core == then else [{then}, allowed])  # and may be moved again

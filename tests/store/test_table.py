@@ -8,11 +8,11 @@ from torch import nn
 
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.store import table as table_module
+from offbeat.store.digest import Digest, hexadecimal
 from offbeat.store.table import (
     ByCount,
     BySize,
     ByWeight,
-    Digest,
     Entry,
     Flat,
     Placement,
@@ -22,7 +22,6 @@ from offbeat.store.table import (
     dealt,
     fill,
     fingerprint,
-    hexadecimal,
     parameter_entries,
     place,
     under,
