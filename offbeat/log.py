@@ -12,6 +12,7 @@ from offbeat.errors import CheckpointError
 from offbeat.lease import Lease
 
 
+# Not searched for garbage, as everything that is made anew for every step: none can hold itself.
 class Record(msgspec.Struct, tag_field="kind", omit_defaults=True, gc=False):
     """Something that happened at `time` (seconds since the run began, virtual in a simulation)."""
 

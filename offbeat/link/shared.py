@@ -86,7 +86,7 @@ class SharedLink:
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         slot, place = self.slot, -1
         if contribution.payload is not None:
-            place = 0
+            place = 0  # by identity: comparing would look into the tensors
             while slot.outgoing[place][0] is not contribution.payload[0]:
                 place += 1
         if contribution.packed is not None:
