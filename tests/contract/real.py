@@ -6,13 +6,16 @@ import multiprocessing
 import os
 import select
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import offbeat as ob
+from offbeat.engine.server import Server
 from offbeat.log import Lost, Updated
 
 QUICK = 0.25  # a patience for runs in which somebody is stopped; else the default is never reached
@@ -129,6 +132,20 @@ class AtStep:
             self.steps += 1
             self.acts.get((worker, self.steps), int)()
         return self.loss(*batch)
+
+
+@contextmanager
+def held_at(version: int) -> Iterator[None]:
+    """From `version` on nobody gets another turn, however long the launcher takes to see it."""
+    drain = Server._drain
+
+    def held(server: Server) -> None:
+        if server.store.version < version:
+            drain(server)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "_drain", held)
+        yield
 
 
 class Gate:

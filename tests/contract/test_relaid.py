@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 import offbeat as ob
 from offbeat.errors import CheckpointError
 from offbeat.log import Relaid, Updated, read
+from tests.contract.real import held_at
 
 SAMPLES = 48
 
@@ -51,9 +52,9 @@ def train(out: Path, epochs: int = 3, **more):
     )
 
 
-def stopped(out: Path, **more) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        train(out, listeners=[Stops(7)], **more)
+def stopped(out: Path, version: int = 7, **more) -> None:
+    with held_at(version), pytest.raises(KeyboardInterrupt):
+        train(out, listeners=[Stops(version)], **more)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +82,7 @@ def test_a_run_goes_on_with_another_layout_and_replays(tmp_path, before, after):
 def test_a_layout_that_changes_twice(tmp_path):
     out = tmp_path / "run"
     stopped(out, layout="pp=2,split=count")
-    with pytest.raises(KeyboardInterrupt):
-        train(out, resume=True, layout="pp=3,split=count,microbatches=4", listeners=[Stops(13)])
+    stopped(out, 13, resume=True, layout="pp=3,split=count,microbatches=4")
     train(out, resume=True, layout="pp=2,split=count")
     layouts = [r.layout for r in read(out / "log.jsonl") if isinstance(r, Relaid)]
     assert [layout.partition(",")[0] for layout in layouts] == ["pp=3", "pp=2"]

@@ -12,6 +12,7 @@ import offbeat as ob
 from offbeat.lease import Lease
 from offbeat.log import Dropped, Joined, Lost, Part, Refused, Updated, read
 from offbeat.track import callback as module
+from tests.contract.real import held_at
 from tests.track.common import Memory, StopAt, small_run
 
 
@@ -189,7 +190,7 @@ def test_an_error_in_a_callback_ends_the_run_and_the_callback() -> None:
 def test_a_run_that_goes_on_counts_on(engine: str, tmp_path: Path) -> None:
     out, first, second = tmp_path / "run", Memory(), Memory()
     stop = StopAt(20, RuntimeError("on purpose"))
-    with pytest.raises(RuntimeError):
+    with held_at(20), pytest.raises(RuntimeError):
         small_run(stop, first, engine=engine, out=out, checkpoint_every=4)
     run = small_run(second, engine=engine, out=out, checkpoint_every=4, resume=True)
     assert second.updates[0].version > 1
