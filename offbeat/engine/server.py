@@ -248,7 +248,10 @@ class Server:
             self.pulls[number] += 1
             self.give(number, place)
         waited = now - self.held_since.pop(number, now)
-        leases, updater = self._top_up(number, snapshot.steps), bool(snapshot.updater)
+        leases = self._top_up(number, snapshot.steps)
+        parameters = self.store.parameters
+        assert parameters is not None
+        updater = parameters.updater_bytes > 0  # of all processes that hold the store
         return Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited, place, updater)
 
     def _give(self, number: int, place: int) -> None:
