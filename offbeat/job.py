@@ -1,6 +1,5 @@
 """Everything one run is made of; engines make the store and the workers of it."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,9 +19,10 @@ from offbeat.log import Log
 from offbeat.replica.objective import Loss
 from offbeat.replica.open import OpenPart, OpenReplica
 from offbeat.replica.part import ALL, Part, Seat
+from offbeat.replica.shared import SharedModel
 from offbeat.replica.split import PartReplica, parts_of
 from offbeat.replica.turns import Turns
-from offbeat.replica.whole import OwnReplica, Replica, TakenReplica
+from offbeat.replica.whole import OwnReplica, Replica, SharedReplica
 from offbeat.send import ChangeSender, Outs, Sender, make_sender
 from offbeat.store.core import Store
 from offbeat.store.parameters import Parameters
@@ -65,6 +65,12 @@ class Numbers:
     policies: Mapping[str, Any] = field(default_factory=dict)
     accumulate: int = 1
     cut: Cut | None = None  # how each replica is split, if it is
+
+    # The same model for all who compute with it in one process.
+    shared: SharedModel = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", SharedModel(self.model))
 
 
 @dataclass(frozen=True)
@@ -162,20 +168,23 @@ class Job:
         numbers, parameters = self.content, store.parameters
         assert parameters is not None
         place = place or Place()
-        kind = Replica if not place.alone else TakenReplica
-        kind = kind if place.model is None else OwnReplica
+        reader = place.reader or numbers.reader
         if numbers.cut is not None:
-            reader = place.reader or numbers.reader
             seat = Seat(numbers.cut, ALL, alone(), reader, numbers.loss, script=place.model)
             replica: Replica = self.make_part(seat, place.parameters)
-        else:
+        elif place.model is not None or place.alone:
+            kind = Replica if place.model is None else OwnReplica
             replica = kind(
                 numbers.model if place.model is None else place.model,
                 parameters.tables,
-                place.reader or numbers.reader,
+                reader,
                 numbers.loss,
                 numbers.accumulate,
                 place.parameters,
+            )
+        else:
+            replica = SharedReplica(
+                numbers.shared, parameters.tables, reader, numbers.loss, numbers.accumulate
             )
         return self.worker_of(store, number, incarnation, self.make_sender(replica, place.out))
 
@@ -187,7 +196,7 @@ class Job:
         together = shards is not None and seat.process == ALL
         tables = place_tables(parameter_entries(numbers.model), numbers.placement)
         made = Turns if together else Part if seat.script is None else OpenPart
-        part = made(numbers.model, seat)
+        part = made(numbers.shared.enter(numbers.shared.users), seat)
         mine = [tables[number] for number in seat.cut.tables_of(part.numbers)]
         if shards is not None and not together:
             mine = parts_of(mine, shards)
@@ -234,8 +243,18 @@ class Job:
         assert isinstance(worker.sender, ChangeSender)
         return total_bytes(worker.sender.learn_state().values())
 
+    def tested(self, store: Store) -> nn.Module:
+        """The model with the store's parameters for a while: until a replica computes with it."""
+        assert isinstance(self.content, Numbers)
+        assert store.parameters is not None
+        shared = self.content.shared
+        own = {name: p.detach().clone() for name, p in shared.users.parameters.items()}
+        held = shared.held(own)
+        store.parameters.export_to(own | held.buffers)
+        return shared.enter(held)
+
     def export(self, store: Store) -> nn.Module | None:
-        """A fresh copy of the model with the store's parameters."""
+        """The user's model with the store's parameters, when nobody computes with it any more."""
         if isinstance(self.content, Ghost) or store.parameters is None:
             return None
-        return store.parameters.export(copy.deepcopy(self.content.model))
+        return store.parameters.export(self.content.shared.give_back())

@@ -30,6 +30,7 @@ from offbeat.log import (
     read,
 )
 from offbeat.replica.objective import Loss
+from offbeat.replica.shared import untouched
 from offbeat.session import fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, first_difference, make_job, optimizer_from
 from offbeat.store.checkpoint import RunFolder, load_tensors, model_tensors
@@ -85,7 +86,7 @@ def replay(
     """
     place = RunFolder(folder)
     config = place.config()
-    with fixed_arithmetic(config.get("threads", 1)):
+    with fixed_arithmetic(config.get("threads", 1)), untouched(model):
         if optimizer is None:
             optimizer = optimizer_from(config["optimizer"])
         make = partial(_job, config, (model, data, loss), optimizer, dict(options))
@@ -117,6 +118,7 @@ def follow(
     initial = load_tensors(place.initial_file)
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)
+    job.content.shared.begin()
     replayer = _Replayer(job, every, place.start_file)
     replayer.make = make
     replayer.ahead = config.get("overlap", False)
@@ -215,6 +217,8 @@ class _Replayer:
                 f"the run went on with layout {record.layout}, which only ob.replay can follow"
             )
         torch.set_num_threads(record.threads)
+        assert isinstance(self.job.content, Numbers)
+        self.job.content.shared.give_back()
         self.job = self.make(record.layout)
         before, self.store = self.parameters, self.job.make_store(Log())
         assert self.store.parameters is not None

@@ -230,7 +230,7 @@ def script_worker(
     assert isinstance(job.content, Numbers)
     worker = Job.make_worker(job, store, number, incarnation, place)
     assert isinstance(worker, NumberWorker)
-    worker.sender.replica.load_buffers(dict(job.content.model.named_buffers()))
+    worker.sender.replica.load_buffers(job.content.shared.users.buffers)
     if worker.skip_nonfinite:
         worker.good = worker.sender.replica.buffers()
     return worker

@@ -56,9 +56,7 @@ class Session:
     def test(self, now: float) -> None:
         """Evaluate what the store holds, never what a worker holds."""
         assert self.evaluator is not None
-        model = self.job.export(self.store)
-        assert model is not None
-        loss, accuracy = self.evaluator(model)
+        loss, accuracy = self.evaluator(self.job.tested(self.store))
         applied = self.store.leases.ledger.applied
         self.tested = applied // self.evaluate_every
         self.store.log.write(Evaluated(now, self.store.version, applied, loss, accuracy))

@@ -1,6 +1,5 @@
 """From what a user passes to a checked job, and to its description in a run folder."""
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from offbeat.errors import CheckpointError, ConfigError
 from offbeat.job import Job, Numbers
 from offbeat.layout.cut import Cut
 from offbeat.layout.settle import Around, settle
-from offbeat.layout.tree import batch_size, head
+from offbeat.layout.tree import batch_size, head, tensors
 from offbeat.layout.value import Layout
 from offbeat.replica import objective, turns
-from offbeat.replica.objective import BatchLoss, Loss
+from offbeat.replica.objective import BatchLoss, Found, Loss
+from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
 from offbeat.spelling import nearest
 from offbeat.store.table import (
     ByCount,
@@ -38,6 +38,7 @@ from offbeat.store.table import (
 )
 from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
 from offbeat.task import OptimizerFactory
+from offbeat.trial import try_batch
 
 _HASHED = 128 << 10  # bytes to hash for each update
 _RAREST = 25  # versions at most between two hashes
@@ -91,8 +92,12 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     at_least("seed", wanted.seed, 0)
     discipline = as_discipline(wanted.discipline)
     filled = discipline.for_workers(wanted.workers)
-    # A private copy on the CPU: the user's model is not touched, and workers copy this one.
-    model = copy.deepcopy(wanted.model).cpu()
+    model = wanted.model
+    check_model(model)
+    if wanted.loss is not None:
+        check_mode(model)
+    if options.get("layout") is not None:
+        check_hooks(model)
     accumulate = at_least("accumulate", options.get("accumulate", 1), 1)
     collate, shuffle = options.get("collate"), options.get("shuffle", True)
     reader = Reader(wanted.data, wanted.seed, shuffle, collate)
@@ -120,8 +125,25 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     )
     job.check()
     if wanted.loss is not None:
-        objective.check(model, reader, wanted.loss, min(wanted.batch_size, len(reader)))
+        found = try_batch(model, reader, wanted.loss, min(wanted.batch_size, len(reader)))
+        _check_found(found, job)
     return job
+
+
+def _check_found(found: Found, job: Job) -> None:
+    """Refuse what one step has shown to come out otherwise than in PyTorch."""
+    assert isinstance(job.content, Numbers)
+    numbers = job.content
+    if numbers.cut is not None and found.reads:
+        raise ConfigError(
+            "the loss looks at the model's parameters itself, and with a layout they are in other "
+            "processes: use weight_decay= of the optimiser, or leave layout out"
+        )
+    if found.sparse and numbers.local_rule is None:
+        rule = numbers.store_rule
+        one = [nn.Parameter(torch.zeros(1)) for _ in rule.groups]
+        groups = [{**group, "params": [p]} for (_, group), p in zip(rule.groups, one, strict=True)]
+        check_sparse(found.sparse, rule.factory(groups))
 
 
 def _cut(
@@ -164,10 +186,16 @@ def _guessed(reader: Reader, count: int, model: nn.Module) -> Any:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         return None
     try:
-        objective.check(model, reader, lambda *_: torch.zeros(()), min(count, len(reader)))
+        try_batch(model, reader, _any_sum, min(count, len(reader)))
     except ConfigError:
         return None
     return batch[0]
+
+
+def _any_sum(output: Any, _: Any) -> torch.Tensor:
+    """A loss of whatever the output is."""
+    taught = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    return torch.stack([tensor.sum() for tensor in taught]).sum()
 
 
 def _unknown(*_: Any) -> torch.Tensor:

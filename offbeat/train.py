@@ -73,6 +73,8 @@ def train(
 ) -> Run:
     """Train `model` on `data` with several workers under `discipline`; see `Options` for the rest.
 
+    The model itself is trained, as a loop in PyTorch would do it, and is the run's `model`; if the
+    run fails or is stopped it is left as it was.
     `optimizer` is a factory such as `partial(torch.optim.SGD, lr=0.1)`. The engine is "local",
     processes on this machine, or "sim", which a `cluster` implies. With `out` the run keeps its
     log and checkpoints in that folder; `resume` goes on with a run that was stopped.
@@ -189,15 +191,17 @@ def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
 
 
 def _simulate(job: Job, cluster: Cluster, session: Session, kept: Kept, tally: Tally) -> Run:
+    assert isinstance(job.content, Numbers)
     store = session.store
     sim = Simulation(job, cluster, store)
-    if kept.saved is None:
-        sim.start()
-    else:
-        tensors, meta = kept.saved
-        restore(sim, tensors, meta)
-        session.restore(meta)
-    drive(sim, session)
-    session.last_test(sim.now)
-    held = max((worker.nbytes for worker in sim.workers.values()), default=0)
-    return kept.finish(job, store, tally, "sim", held)
+    with job.content.shared.lent():
+        if kept.saved is None:
+            sim.start()
+        else:
+            tensors, meta = kept.saved
+            restore(sim, tensors, meta)
+            session.restore(meta)
+        drive(sim, session)
+        session.last_test(sim.now)
+        held = max((worker.nbytes for worker in sim.workers.values()), default=0)
+        return kept.finish(job, store, tally, "sim", held)

@@ -14,6 +14,7 @@ from offbeat.discipline import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
 from offbeat.layout.explain import check
 from offbeat.log import Listener
+from offbeat.replica.shared import untouched
 from offbeat.report.digest import digest
 from offbeat.report.grid import Cell, Grid
 from offbeat.setup import describe_optimizer
@@ -125,23 +126,24 @@ class _Runner:
         draft = self.place.begin(point)
         try:
             task = self.task(self.seed(point))
-            run = train(
-                task.model,
-                task.data,
-                task.loss,
-                discipline=point.discipline,
-                optimizer=self.plan.optimizer(task, point.discipline),
-                batch_size=self.plan.batch_size or task.batch_size,
-                epochs=self.plan.epochs or 1,
-                test=task.test,
-                seed=self.seed(point),
-                out=draft,
-                evaluate_every=self.plan.evaluate_every or self.samples,
-                listeners=self.listeners,
-                origin=self.source.origin(self.seed(point)),
-                layout=self.plan.layout,
-                **self.plan.on.options(point.devices),
-            )
+            with untouched(task.model):  # for the next point
+                run = train(
+                    task.model,
+                    task.data,
+                    task.loss,
+                    discipline=point.discipline,
+                    optimizer=self.plan.optimizer(task, point.discipline),
+                    batch_size=self.plan.batch_size or task.batch_size,
+                    epochs=self.plan.epochs or 1,
+                    test=task.test,
+                    seed=self.seed(point),
+                    out=draft,
+                    evaluate_every=self.plan.evaluate_every or self.samples,
+                    listeners=self.listeners,
+                    origin=self.source.origin(self.seed(point)),
+                    layout=self.plan.layout,
+                    **self.plan.on.options(point.devices),
+                )
         except Exception as error:
             reason = self._reason(error)
             self.place.fail(point, reason, error)

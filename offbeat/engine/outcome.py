@@ -1,7 +1,5 @@
 """What a local run came to, added up from what its processes said at the end."""
 
-import copy
-
 from offbeat.engine.crew import Crew
 from offbeat.engine.orders import Done
 from offbeat.kept import Kept
@@ -27,5 +25,5 @@ def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     summary.layout = layout_figures(crew.content.cut, crew.workers, list(words))
     if summary.layout is not None and crew.local.emulate:  # the prediction is of real speeds
         summary.layout.predicted_seconds = summary.layout.predicted_idle_share = None
-    model = crew.tested_into(copy.deepcopy(crew.content.model))
+    model = crew.tested_into(crew.content.model)
     return kept.write(model, tally.history, summary)

@@ -20,31 +20,42 @@ class Evaluator:
     ):
         self.reader = Reader(data, shuffle=False, collate=collate)
         self.loss, self.batch = loss, batch
+        self.differentiates = False  # whether the loss takes derivatives itself: found out in time
         if not len(self.reader):
             raise ConfigError("the test set is empty: leave test= out, or give it samples")
 
-    @torch.no_grad()
     def __call__(self, model: nn.Module) -> tuple[float | None, float | None]:
         """Mean loss and accuracy: None where the loss is no number, or outputs are no scores."""
-        was_training = model.training
+        modes = [(module, module.training) for module in model.modules()]
         model.eval()
         total, right, labelled = 0.0, 0, 0
         for start in range(0, len(self.reader), self.batch):
             rows = torch.arange(start, min(start + self.batch, len(self.reader)))
             batch = self.reader.fetch(rows)
-            if isinstance(self.loss, BatchLoss):
-                value = self.loss.fn(model, batch)
-            else:
-                output = model(batch[0])
-                value = self.loss(output, batch[1])
-                classes = _classes(output, batch[1])
-                if classes is not None:
-                    right += int((output.argmax(classes) == batch[1]).sum())
-                    labelled += batch[1].numel()
+            output, value = self._computed(model, batch)
+            classes = None if output is None else _classes(output, batch[1])
+            if classes is not None:
+                right += int((output.argmax(classes) == batch[1]).sum())
+                labelled += batch[1].numel()
             total += value.item() * len(rows)
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
         loss = total / len(self.reader)
         return loss if math.isfinite(loss) else None, right / labelled if labelled else None
+
+    def _computed(self, model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
+        """What the model puts out, if the loss takes that, and the loss."""
+        try:
+            with torch.set_grad_enabled(self.differentiates):
+                if isinstance(self.loss, BatchLoss):
+                    return None, self.loss.fn(model, batch)
+                output = model(batch[0])
+                return output, self.loss(output, batch[1])
+        except RuntimeError:
+            if self.differentiates:
+                raise
+            self.differentiates = True
+            return self._computed(model, batch)
 
 
 def _classes(output: Any, target: Any) -> int | None:

@@ -66,7 +66,6 @@ class Flow(Part):
             stage = self.stages[self.number]
             if place:
                 stage = self.cut.stage(model, self.number, buffers_of=stage)
-                stage.train()
             self._bind(stage, flats)
             self.tracks.append(Passes(stage, self.cut.layout.precision))
         self.outs = [{n: v for flat in flats for n, v in flat.views.items()} for flats in outgoing]

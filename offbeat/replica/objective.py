@@ -1,15 +1,17 @@
-"""What a batch costs: how model, batch and loss fit together, checked once before a run begins."""
+"""What a batch costs: how model, batch and loss fit together, tried once before a run begins."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from offbeat.data import Reader
 from offbeat.errors import ConfigError
 from offbeat.lease import Lease
+from offbeat.replica.soundness import check_strangers, leaves, strangers
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,70 @@ def backward(loss: Tensor) -> None:
     )  # fmt: skip
 
 
-def check(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> None:
-    """Try one batch without touching model or random state; a misfit becomes a clear error."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        batch = first_batch(reader, batch_size)
-        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        try:
-            _check_loss(_try(model, batch, loss))
-        finally:
-            for name, buffer in model.named_buffers():
-                buffer.copy_(before[name])
+class Found(msgspec.Struct):
+    """What one step on the first batch has shown."""
+
+    sparse: list[str] = []  # parameters with sparse gradients
+    reads: bool = False  # whether the loss looks at the model's parameters itself
+
+
+def tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
+    """Make one step on a batch without applying it; a misfit becomes a clear error.
+
+    To be called where nothing else is done with model and data: it leaves its traces in both.
+    """
+    batch = first_batch(reader, batch_size)
+    before, statistics = dict(model.named_parameters()), _shapes(model)
+    model.zero_grad()
+    value = _try(model, batch, loss)
+    _check_loss(value)
+    _check_same(before, dict(model.named_parameters()), "parameters")
+    _check_same(statistics, _shapes(model), "buffers")
+    first = strangers(value, model)
+    if first:
+        check_strangers(first, strangers(_try(model, batch, loss), model))
+    try:
+        value.backward()
+    except Exception as error:
+        raise ConfigError(f"the loss has no gradient: {_say(error)}") from error
+    trained = {name: p for name, p in before.items() if p.requires_grad and p.grad is not None}
+    if not trained:
+        raise ConfigError(
+            "no parameter of the model gets a gradient from the loss: does something detach it?"
+        )
+    sparse = [name for name, p in trained.items() if p.grad is not None and p.grad.is_sparse]
+    return Found(sparse, _reads(model, batch, loss))
+
+
+def _shapes(model: nn.Module) -> dict[str, Any]:
+    return {name: (buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()}
+
+
+def _check_same(before: Mapping[str, Any], after: Mapping[str, Any], kind: str) -> None:
+    """The store holds what is there at the start, and nothing that comes later."""
+    for name in [*before, *after]:
+        one, other = before.get(name), after.get(name)
+        same = one is other or (one == other and kind == "buffers")
+        if not same:
+            what = "made" if one is None else "removed" if other is None else "replaced"
+            raise ConfigError(
+                f"{name!r} is {what} while the model computes, and would not come back: make all "
+                f"{kind} in __init__, or call the model once on a batch before training"
+            )
+
+
+def _reads(model: nn.Module, batch: Any, loss: Loss) -> bool:
+    """Whether the loss of given outputs depends on the model all the same."""
+    if isinstance(loss, BatchLoss):
+        return True
+    with torch.no_grad():
+        output = model(batch[0])
+    try:
+        value = loss(output, batch[1])
+    except Exception:  # it takes a derivative by what comes before the output
+        return True
+    own = {id(parameter) for parameter in model.parameters()}
+    return any(id(leaf) in own for leaf in leaves(value))
 
 
 def first_batch(reader: Reader, batch_size: int) -> Any:

@@ -22,7 +22,6 @@ class PartReplica(Replica):
     def __init__(self, part: Part, tables: Sequence[Table], flats: Sequence[Flat] | None = None):
         """`tables` and `flats` are of this part's stages alone."""
         self.part = part
-        part.train()
         self.reader, self.accumulate = part.seat.reader, 1
         self.parameters = part.owned()
         self._settle(tables, flats)

@@ -41,6 +41,8 @@ class Stream:
     def _take(self, name: str, parameter: Tensor) -> None:
         place, gradient = self.places[name], parameter.grad
         assert gradient is not None
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
         if name in self.sums:  # a batch that is computed in parts
             place.add_(gradient)
         else:

@@ -1,6 +1,5 @@
 """A replica in one process: its parameters are views of flat buffers, so a pull is one copy."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -9,12 +8,16 @@ from torch import Tensor, nn
 from offbeat.data import Reader
 from offbeat.lease import Lease
 from offbeat.replica.objective import Loss, backward, cost
+from offbeat.replica.shared import SharedModel
 from offbeat.replica.stream import LEAST, Stream
 from offbeat.store.table import Entry, Flat, Table, fill, named, under
 
 
 class Replica:
-    """A copy of the model that turns leases into gradients."""
+    """The model with parameters of its own, in a process that needs it for nothing else.
+
+    It stays in the modes that its user has put it in, module by module.
+    """
 
     def __init__(
         self,
@@ -26,7 +29,7 @@ class Replica:
         flats: Sequence[Flat] | None = None,
     ):
         """`flats` already hold parameters, or soon will; without them the model's own are taken."""
-        self.model = self._taken(model)
+        self.model = model
         self.owners: dict[str, tuple[nn.Module, str]] = {}  # of the buffers
         self.reader, self.loss, self.accumulate = reader, loss, accumulate
         names = {entry.name for table in tables for entry in table}
@@ -44,9 +47,6 @@ class Replica:
         self.flats: list[Flat] = []
         self.bind(flats)
 
-    def _taken(self, model: nn.Module) -> nn.Module:
-        return copy.deepcopy(model).train()
-
     def bind(self, flats: Sequence[Flat]) -> None:
         """Let the parameters be views of `flats`, whatever these hold."""
         self.flats = list(flats)
@@ -59,6 +59,9 @@ class Replica:
         self.reader.reseed(lease)
         for parameter in self.parameters.values():
             parameter.grad = None
+        return self._descend(lease)
+
+    def _descend(self, lease: Lease) -> float:
         if self.accumulate == 1:
             loss = cost(self.model, self.reader.read(lease), self.loss)
             backward(loss)
@@ -85,7 +88,7 @@ class Replica:
                     absent.append(name)
                 else:
                     views.append(view)
-                    gradients.append(gradient)
+                    gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
             if views:
                 torch._foreach_copy_(views, gradients)
         return frozenset(absent)
@@ -161,18 +164,52 @@ class Replica:
         self.load_buffers(under("buffers/", tensors))
 
 
-class TakenReplica(Replica):
-    """Over the very model it is given, in a process that has no other use for it."""
-
-    def _taken(self, model: nn.Module) -> nn.Module:
-        return model.train()
-
-
 class OwnReplica(Replica):
-    """Over the object that a script holds, left in the mode that the script has put it in."""
-
-    def _taken(self, model: nn.Module) -> nn.Module:
-        return model
+    """Over the object that a script holds, whose loop computes the gradients."""
 
     def stream(self) -> Stream | None:
         return None  # its gradients are the script's to look at
+
+
+class SharedReplica(Replica):
+    """One of several that compute with the same model object in turn, in one process.
+
+    `parameters` are its own; the model's are bound to the same memory while it computes.
+    """
+
+    def __init__(
+        self,
+        shared: SharedModel,
+        tables: Sequence[Table],
+        reader: Reader,
+        loss: Loss,
+        accumulate: int = 1,
+    ):
+        self.model, self.shared = shared.model, shared
+        self.reader, self.loss, self.accumulate = reader, loss, accumulate
+        names = {entry.name for table in tables for entry in table}
+        self.parameters = {
+            name: nn.Parameter(p.detach()) for name, p in shared.parameters.items() if name in names
+        }
+        self._settle(tables, None)
+        self.held = shared.held({name: p.data for name, p in self.parameters.items()})
+
+    def _descend(self, lease: Lease) -> float:
+        self.shared.enter(self.held)
+        computing = self.shared.parameters
+        for parameter in computing.values():
+            parameter.grad = None
+        loss = super()._descend(lease)
+        for name, mine in self.parameters.items():
+            mine.grad, computing[name].grad = computing[name].grad, None
+        return loss
+
+    def stream(self) -> Stream | None:
+        return None
+
+    def some_buffers(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        return ((name, buffer) for name, buffer in self.named_buffers() if name in names)
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        self.shared.leave(self.held)
+        return iter(self.held.buffers.items())

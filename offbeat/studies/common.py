@@ -19,6 +19,7 @@ from offbeat.errors import ConfigError, RunError
 from offbeat.recipes import digits, mnist
 from offbeat.recipes.common import from_seed
 from offbeat.recipes.mnist import ConvNet
+from offbeat.replica.shared import untouched
 from offbeat.report.summary import Summary
 from offbeat.task import OptimizerFactory, Task
 from offbeat.train import train
@@ -105,12 +106,13 @@ def sgd(rate: float, momentum: float = 0.0) -> OptimizerFactory:
 def trial(task: Task, method: Method, epochs: int, seed: int) -> Outcome:
     """Train once."""
     try:
-        run = train(
-            task.model, task.data, task.loss, test=task.test, epochs=epochs, seed=seed,
-            discipline=method.discipline, optimizer=method.optimizer, cluster=method.cluster,
-            batch_size=method.batch_size, evaluate_every=epochs * len(tensors(task.data)[0]),
-            hash_every=NEVER,
-        )  # fmt: skip
+        with untouched(task.model):
+            run = train(
+                task.model, task.data, task.loss, test=task.test, epochs=epochs, seed=seed,
+                discipline=method.discipline, optimizer=method.optimizer, cluster=method.cluster,
+                batch_size=method.batch_size, evaluate_every=epochs * len(tensors(task.data)[0]),
+                hash_every=NEVER,
+            )  # fmt: skip
     except RunError as error:
         return broken(task, error)
     return outcome(run.summary())

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from offbeat.cluster import Cluster
 from offbeat.discipline import BSP, DiLoCo, Discipline, LocalSGD
+from offbeat.replica.shared import untouched
 from offbeat.studies.common import (
     ACCURACY,
     LOSS,
@@ -84,11 +85,12 @@ def outer_sgd_is_averaging(plan: Plan, rate: float) -> bool:
     hashes = set()
     for discipline in (DiLoCo(plan.averaged, lr=1.0, momentum=0.0), LocalSGD(plan.averaged)):
         method = plan.method("", discipline, rate)
-        run = train(
-            task.model, task.data, task.loss, epochs=1, seed=0, discipline=discipline,
-            optimizer=method.optimizer, cluster=method.cluster, batch_size=method.batch_size,
-            hash_every=NEVER,
-        )  # fmt: skip
+        with untouched(task.model):
+            run = train(
+                task.model, task.data, task.loss, epochs=1, seed=0, discipline=discipline,
+                optimizer=method.optimizer, cluster=method.cluster, batch_size=method.batch_size,
+                hash_every=NEVER,
+            )  # fmt: skip
         hashes.add(run.parameter_hash)
     return len(hashes) == 1
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from offbeat.cluster import Cluster
 from offbeat.discipline import ASP, BSP, Discipline
 from offbeat.errors import ConfigError, RunError
+from offbeat.replica.shared import untouched
 from offbeat.studies.common import (
     ACCURACY,
     LOSS,
@@ -134,11 +135,12 @@ def _phase(
     method: Method, task: Task, epochs: int, seed: int,
     out: Path | None = None, start: Path | None = None,
 ) -> Outcome:  # fmt: skip
-    run = train(
-        task.model, task.data, task.loss, test=task.test, epochs=epochs, seed=seed,
-        discipline=method.discipline, optimizer=method.optimizer, cluster=method.cluster,
-        batch_size=method.batch_size, hash_every=NEVER, out=out, start=start,
-    )  # fmt: skip
+    with untouched(task.model):
+        run = train(
+            task.model, task.data, task.loss, test=task.test, epochs=epochs, seed=seed,
+            discipline=method.discipline, optimizer=method.optimizer, cluster=method.cluster,
+            batch_size=method.batch_size, hash_every=NEVER, out=out, start=start,
+        )  # fmt: skip
     return outcome(run.summary())
 
 

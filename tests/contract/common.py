@@ -120,13 +120,14 @@ def problem(make: Callable[[], nn.Module] = mlp, samples: int = 24, seed: int = 
 
 
 def run(engine: str, what: Problem, discipline: ob.Discipline | str, **options: Any) -> ob.Run:
-    """Train with small numbers; an optimiser is given unless the discipline brings its rule."""
+    """Train a copy with small numbers; an optimiser is given unless the discipline brings one."""
     options = {"batch_size": 4, "epochs": 2} | options
     if engine == "local":
         options = translated(options)
     if "optimizer" not in options:
         options["optimizer"] = optimizer_for(discipline)
-    return ob.train(*what, discipline=discipline, engine=engine, **options)
+    fresh = what._replace(model=copy.deepcopy(what.model))
+    return ob.train(*fresh, discipline=discipline, engine=engine, **options)
 
 
 def replay_as(folder: Path, what: Problem, **changes: Any) -> ob.Replay:

@@ -1,5 +1,6 @@
 """A stage shared by several processes: the gradients of one process, replayed to the bit."""
 
+import copy
 import os
 import signal
 import threading
@@ -252,7 +253,13 @@ def test_chance_is_equal_where_all_is_whole_and_differs_between_parts():
 def run(model: nn.Module, discipline: str, layout: str, **options: Any) -> ob.Run:
     options = {"workers": 2, "batch_size": 4, "epochs": 1, "optimizer": ADAM} | options
     return ob.train(
-        model, words(), loss, discipline=discipline, layout=layout, engine="local", **options
+        copy.deepcopy(model),
+        words(),
+        loss,
+        discipline=discipline,
+        layout=layout,
+        engine="local",
+        **options,
     )
 
 
@@ -284,8 +291,9 @@ def test_a_simulated_worker_computes_the_same():
     model = made(partial(Words, 2, 0.2))
     with scratch() as folder:
         alike = {"discipline": "bsp", "layout": "tp=2", "workers": 1, "batch_size": 4}
+        mine = copy.deepcopy(model)
         real = ob.train(
-            model, words(), loss, optimizer=ADAM, engine="local", out=folder / "real", **alike
+            mine, words(), loss, optimizer=ADAM, engine="local", out=folder / "real", **alike
         )
         simulated = ob.train(model, words(), loss, optimizer=ADAM, engine="sim", **alike)
         assert simulated.figures.parameter_hash == real.figures.parameter_hash
@@ -299,8 +307,8 @@ def test_statistics_are_those_of_a_process_that_is_whole():
         lambda: Normed(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
     )
     data, how = problem().data, {"optimizer": ADAM, "workers": 1, "batch_size": 6, "layout": "tp=2"}
-    real = ob.train(model, data, F.mse_loss, engine="local", **how)
-    simulated = ob.train(model, data, F.mse_loss, engine="sim", **how)
+    real = ob.train(copy.deepcopy(model), data, F.mse_loss, engine="local", **how)
+    simulated = ob.train(copy.deepcopy(model), data, F.mse_loss, engine="sim", **how)
     for name, tensor in real.model.state_dict().items():
         assert torch.equal(tensor, simulated.model.state_dict()[name]), name
     assert real.model[1].num_batches_tracked == 4

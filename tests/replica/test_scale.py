@@ -1,5 +1,6 @@
 """Computing in fewer bits: how far gradients are off, and how the scale of a loss is found."""
 
+import copy
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -133,7 +134,7 @@ def test_contributions_that_overflow_are_left_out(layout, discipline):
     model, data = problem()
     with scratch() as folder:
         done = ob.train(
-            model, data, loud, discipline=discipline, optimizer=partial(SGD, lr=1e-5), workers=1,
+            copy.deepcopy(model), data, loud, discipline=discipline, optimizer=partial(SGD, lr=1e-5), workers=1,
             batch_size=4, epochs=2, layout=layout, engine="local", out=folder / "run",
         )  # fmt: skip
         assert 0 < done.figures.skipped < 10
@@ -153,7 +154,7 @@ def test_one_process_needs_no_team(monkeypatch):
     model, data = problem(hidden=20_000)
     runs = [
         ob.train(
-            model, data, F.cross_entropy, optimizer=SGD, workers=2, batch_size=8, engine="local",
+            copy.deepcopy(model), data, F.cross_entropy, optimizer=SGD, workers=2, batch_size=8, engine="local",
             **options,
         )
         for options in ({}, {"layout": "pp=1"}, {"layout": "precision=bf16"})

@@ -1,5 +1,6 @@
 """Tiny versions of the studies: structure, determinism, and the one shape that is quick to see."""
 
+import copy
 import json
 import math
 import subprocess
@@ -236,13 +237,13 @@ def test_a_switch_keeps_parameters_and_momentum(tmp_path: Path) -> None:
     task = tiny_task(0)
     both = sync_switch.switched(plan, task, 0.5, 0.1, 0)
     first = ob.train(
-        task.model, task.data, task.loss, discipline="bsp", optimizer=sgd(0.3, 0.9),
+        copy.deepcopy(task.model), task.data, task.loss, discipline="bsp", optimizer=sgd(0.3, 0.9),
         cluster=plan.cluster, batch_size=4, epochs=1, out=tmp_path / "a",
     )  # fmt: skip
     second = {}
     for name, momentum in (("kept", 0.9), ("none", 0.0)):
         run = ob.train(
-            task.model, task.data, task.loss, discipline="asp", optimizer=sgd(0.1, momentum),
+            copy.deepcopy(task.model), task.data, task.loss, discipline="asp", optimizer=sgd(0.1, momentum),
             cluster=plan.cluster, batch_size=4, epochs=1, test=task.test,
             seed=sync_switch.SECOND_PHASE, start=tmp_path / "a",
         )  # fmt: skip

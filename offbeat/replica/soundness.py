@@ -1,0 +1,127 @@
+"""Which models and losses are refused before the first step, because they would come back wrong."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from offbeat.errors import ConfigError
+
+# What a dense gradient is the same as a sparse one to: rows without a gradient stay as they are.
+_SPARSE = (torch.optim.SGD, torch.optim.Adagrad)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what cannot be laid out in flat buffers and come back as it was."""
+    for name, tensor in _named(model):
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{name!r} is lazy and has no shape yet: call the model once on a batch before "
+                "training, so that it knows"
+            )
+        if tensor.device.type != "cpu":
+            raise ConfigError(
+                f"{name!r} lies on {tensor.device}, and runs compute on the CPU: write model.cpu()"
+            )
+    _check_ties(model)
+
+
+def check_mode(model: nn.Module) -> None:
+    """Training leaves every module in its mode, so that frozen parts stay as they are."""
+    if not model.training:
+        raise ConfigError(
+            "the model is in evaluation mode: call model.train() first; parts that are to stay in "
+            "evaluation mode, such as frozen batch norm, can be put there afterwards"
+        )
+
+
+def check_hooks(model: nn.Module) -> None:
+    """The stages of a layout have parameters of their own, which hooks would not follow."""
+    for name, parameter in model.named_parameters():
+        kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        if any(getattr(parameter, kind, None) for kind in kinds):
+            raise ConfigError(
+                f"{name!r} has a hook, and a layout computes with parameters of its own, which "
+                "would not have it: leave layout out, or write what the hook does into forward"
+            )
+
+
+def check_sparse(names: Sequence[str], rule: torch.optim.Optimizer) -> None:
+    """The store adds up whole tensors, which is the same only to rules that leave rows alone."""
+    kind = type(rule).__name__
+    idle = all(
+        not group.get("momentum") and not group.get("weight_decay") for group in rule.param_groups
+    )
+    if type(rule) not in _SPARSE or not idle:
+        raise ConfigError(
+            f"{names[0]!r} gets sparse gradients, and {kind} would treat rows without a gradient "
+            "otherwise than with dense ones: use SGD or Adagrad without momentum and weight "
+            "decay, or sparse=False"
+        )
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _check_ties(model: nn.Module) -> None:
+    """One tensor under two names is known by its identity; memory that two tensors share is not."""
+    spans: list[tuple[int, int, str]] = []
+    for name, tensor in _named(model):
+        if tensor.numel() and tensor.layout == torch.strided:
+            last = sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            spans.append((start, start + (last + 1) * tensor.element_size(), name))
+    for (_, stop, one), (start, _, other) in pairwise(sorted(spans)):
+        if start < stop:
+            raise ConfigError(
+                f"{one!r} and {other!r} are two tensors over the same memory, which training would "
+                "take apart: tie them as one parameter (b.weight = a.weight), or clone one"
+            )
+
+
+# ---------------------------------------------------------------- what a loss was computed from
+
+
+def leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors at which the graph of `loss` begins and a gradient would arrive."""
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    todo = [loss.grad_fn]
+    while todo:
+        node: Any = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        todo.extend(following for following, _ in node.next_functions)
+    return found
+
+
+def strangers(loss: Tensor, model: nn.Module) -> list[Tensor]:
+    """Tensors that a gradient would arrive at and that are no parameters of the model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return [leaf for leaf in leaves(loss) if id(leaf) not in own]
+
+
+def check_strangers(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+    """Refuse a loss that would train what is not the model's: nobody would apply its gradient.
+
+    What a loss makes for itself, as a gradient penalty does, is another tensor each time; what two
+    computations of it have in common was there before.
+    """
+    again = {id(leaf) for leaf in second}
+    for leaf in first:
+        if id(leaf) in again:
+            raise ConfigError(
+                f"the loss depends on a tensor of shape {tuple(leaf.shape)} that requires a "
+                "gradient and is not the model's, so that it would not be trained: make it a "
+                "parameter of the model and pass loss=ob.BatchLoss(fn) with fn(model, batch), or "
+                "freeze it with requires_grad_(False)"
+            )
