@@ -20,10 +20,10 @@ PAIRS = ob.Discipline(
 
 
 def main() -> None:
-    task = digits()
     print(f"as a string: {PAIRS}\n")
     rivals = {"lock-step": ob.BSP(), "local SGD": ob.LocalSGD(h=BLOCK), "pairs": PAIRS}
     for name, discipline in rivals.items():
+        task = digits()  # with a model that is not trained yet
         run = ob.train(
             task.model,
             task.data,

@@ -2,7 +2,7 @@
 
 The modules in the order in which a gradient meets them:
 
-- `task`, `setup`, `job`: what is trained, checked and put together
+- `task`, `setup`, `trial`, `job`: what is trained, checked, tried and put together
 - `lease`, `data`, `prefetch`: which samples a worker gets, and the batches made of them
 - `replica`: batch to gradient
 - `layout`: how a replica may be split over processes, and what that would cost

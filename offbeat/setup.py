@@ -23,7 +23,7 @@ from offbeat.layout.settle import Around, settle
 from offbeat.layout.tree import batch_size, head, tensors
 from offbeat.layout.value import Layout
 from offbeat.replica import objective, turns
-from offbeat.replica.objective import BatchLoss, Found, Loss
+from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
 from offbeat.spelling import nearest
 from offbeat.store.table import (
@@ -124,16 +124,15 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         _hash_every(options.get("hash_every"), model),
     )
     job.check()
-    if wanted.loss is not None:
-        found = try_batch(model, reader, wanted.loss, min(wanted.batch_size, len(reader)))
-        _check_found(found, job)
     return job
 
 
-def _check_found(found: Found, job: Job) -> None:
-    """Refuse what one step has shown to come out otherwise than in PyTorch."""
+def try_step(job: Job) -> None:
+    """Try one step of a worker, and refuse what would come out otherwise than in PyTorch."""
     assert isinstance(job.content, Numbers)
     numbers = job.content
+    size = min(job.batch_size // numbers.accumulate, job.samples)
+    found = try_batch(numbers.model, numbers.reader, numbers.loss, size)
     if numbers.cut is not None and found.reads:
         raise ConfigError(
             "the loss looks at the model's parameters itself, and with a layout they are in other "

@@ -29,7 +29,7 @@ from offbeat.replica.objective import Loss
 from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.session import Session, fixed_arithmetic
-from offbeat.setup import Essentials, Options, describe, make_job
+from offbeat.setup import Essentials, Options, describe, make_job, try_step
 from offbeat.store.checkpoint import RunFolder
 from offbeat.task import OptimizerFactory
 from offbeat.watch import Watch
@@ -116,6 +116,7 @@ def train(
             check(job, local)
         else:
             job.check_simulated()
+        try_step(job)
         if verified:
             _verify(job, local)
         kept = Kept.open(out, resume, config, job)

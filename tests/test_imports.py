@@ -51,9 +51,14 @@ LAYERS: dict[str, set[str]] = {
     "store.digest": {"store.table"},
     "contribution": {"codec", "log", "store.table"},
     "replica": set(),
-    "replica.objective": {"errors", "lease", "data"},
+    "replica.soundness": {"errors"},
+    "replica.shared": set(),
+    "replica.objective": {"errors", "lease", "data", "replica.soundness"},
     "replica.stream": {"store.table"},
-    "replica.whole": {"lease", "data", "store.table", "replica.objective", "replica.stream"},
+    "replica.whole": {
+        *("lease", "data", "store.table"),
+        *("replica.objective", "replica.shared", "replica.stream"),
+    },
     "replica.evaluate": {"errors", "data", "replica.objective"},
     "replica.scale": {"errors"},
     "replica.passes": {"layout.tree", "replica.scale"},
@@ -114,8 +119,8 @@ LAYERS: dict[str, set[str]] = {
     "job": {
         "board",
         *("errors", "choices", "discipline", "lease", "data", "codec", "log", "send", "worker"),
-        *("replica.objective", "replica.whole", "replica.part", "replica.split", "replica.turns"),
-        *("replica.objective", "replica.whole", "replica.part", "replica.split", "replica.open"),
+        *("replica.objective", "replica.shared", "replica.whole", "replica.part"),
+        *("replica.split", "replica.open", "replica.turns"),
         *("layout.cut", "link.mesh"),
         *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
     },
@@ -308,13 +313,14 @@ LAYERS: dict[str, set[str]] = {
     "run": {"report"},
     "setup": {
         *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
-        *("replica", "send", "job", "store.table", "store.updater", "layout"),
+        *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
     },
+    "trial": {"errors", "data", "replica.objective", "engine.process"},
     "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint"},
     "replay": {
         *("choices", "send"),
         *("errors", "task", "lease", "log", "contribution", "worker", "job", "setup", "session"),
-        *("replica.objective", "store.table", "store.checkpoint"),
+        *("replica.objective", "replica.shared", "store.table", "store.checkpoint"),
     },
     "train": {
         *("errors", "choices", "discipline", "task", "cluster", "pace", "log"),
@@ -324,7 +330,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "compare": {
         *("errors", "spelling", "choices", "discipline", "task", "pace", "cluster", "log"),
-        *("setup", "train", "report", "store.checkpoint", "layout"),
+        *("setup", "train", "report", "store.checkpoint", "layout", "replica.shared"),
     },
     "doctor": {"report.tables", "store.checkpoint"},
     "cost": {

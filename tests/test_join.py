@@ -81,8 +81,8 @@ def test_every_discipline_is_what_a_function_trains(name: str) -> None:
     what, discipline = problem(Normed, samples=23), named(1)[name]
     rule = optimizer_for(discipline)
     same = ob.train(
-        copy.deepcopy(what.model), what.data, what.loss, discipline=discipline, optimizer=rule, workers=1, batch_size=4, epochs=2,
-        engine="sim",
+        copy.deepcopy(what.model), what.data, what.loss, discipline=discipline, optimizer=rule,
+        workers=1, batch_size=4, epochs=2, engine="sim",
     )  # fmt: skip
     model, run = alone(what, discipline, rule or SGD)
     assert_same_bits(model, same.model)

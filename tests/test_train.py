@@ -169,16 +169,19 @@ def test_beginning_with_another_rule(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- what a run leaves
 
 
-def test_the_users_model_and_random_numbers_are_not_touched() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2)).eval()
+def test_the_users_model_is_trained_and_random_numbers_are_not_touched() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+    model[1].eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    memory = [p.data_ptr() for p in model.parameters()]
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
     run = ob.train(model, DATA, F.cross_entropy, optimizer=SGD, workers=2, batch_size=4)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # type: ignore[index, union-attr]
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert not model.training
-    assert run.model is not model
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert [module.training for module in model] == [True, False, True]
+    assert run.model is model
+    assert [p.data_ptr() for p in model.parameters()] == memory
 
 
 def test_a_run_folder_holds_log_model_and_summary(tmp_path: Path) -> None:

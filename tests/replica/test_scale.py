@@ -134,8 +134,9 @@ def test_contributions_that_overflow_are_left_out(layout, discipline):
     model, data = problem()
     with scratch() as folder:
         done = ob.train(
-            copy.deepcopy(model), data, loud, discipline=discipline, optimizer=partial(SGD, lr=1e-5), workers=1,
-            batch_size=4, epochs=2, layout=layout, engine="local", out=folder / "run",
+            copy.deepcopy(model), data, loud, discipline=discipline,
+            optimizer=partial(SGD, lr=1e-5), workers=1, batch_size=4, epochs=2, layout=layout,
+            engine="local", out=folder / "run",
         )  # fmt: skip
         assert 0 < done.figures.skipped < 10
         assert sum(row["skipped"] for row in done.figures.ledger) > 0
@@ -154,8 +155,8 @@ def test_one_process_needs_no_team(monkeypatch):
     model, data = problem(hidden=20_000)
     runs = [
         ob.train(
-            copy.deepcopy(model), data, F.cross_entropy, optimizer=SGD, workers=2, batch_size=8, engine="local",
-            **options,
+            copy.deepcopy(model), data, F.cross_entropy, optimizer=SGD, workers=2, batch_size=8,
+            engine="local", **options,
         )
         for options in ({}, {"layout": "pp=1"}, {"layout": "precision=bf16"})
     ]  # fmt: skip

@@ -243,9 +243,9 @@ def test_a_switch_keeps_parameters_and_momentum(tmp_path: Path) -> None:
     second = {}
     for name, momentum in (("kept", 0.9), ("none", 0.0)):
         run = ob.train(
-            copy.deepcopy(task.model), task.data, task.loss, discipline="asp", optimizer=sgd(0.1, momentum),
-            cluster=plan.cluster, batch_size=4, epochs=1, test=task.test,
-            seed=sync_switch.SECOND_PHASE, start=tmp_path / "a",
+            copy.deepcopy(task.model), task.data, task.loss, discipline="asp",
+            optimizer=sgd(0.1, momentum), cluster=plan.cluster, batch_size=4, epochs=1,
+            test=task.test, seed=sync_switch.SECOND_PHASE, start=tmp_path / "a",
         )  # fmt: skip
         second[name] = run.summary()
     assert both.loss == second["kept"].loss != second["none"].loss
