@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from offbeat.board import Cells
 from offbeat.choices import Change
@@ -42,6 +42,7 @@ class Place:
     reader: Reader | None = None
     model: nn.Module | None = None  # the script's own object, where a script computes
     alone: bool = False  # in a process that needs the job's model for nothing else
+    buffers: Mapping[str, Tensor] | None = None  # what averaged ones begin with, if it is told
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,8 @@ class Job:
             replica = SharedReplica(
                 numbers.shared, parameters.tables, reader, numbers.loss, numbers.accumulate
             )
+        # An earlier incarnation may have used the same model, and the others have gone on.
+        replica.load_buffers(parameters.averages.begun_with() | dict(place.buffers or {}))
         return self.worker_of(store, number, incarnation, self.make_sender(replica, place.out))
 
     def make_part(self, seat: Seat, flats: Sequence[Flat] | None = None) -> PartReplica:

@@ -25,6 +25,7 @@ class Joined(Record, tag="join"):
     worker: int
     incarnation: int
     clock: int
+    averaged: bool = False  # whether its buffers begin as the mean of all, and not as at first
 
 
 class Pulled(Record, tag="pull"):

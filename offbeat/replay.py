@@ -194,6 +194,8 @@ class _Replayer:
         elif isinstance(record, Joined):
             incarnation = record.incarnation
             self.parameters.enter(record.worker)
+            if not record.averaged:  # as it was before there was a mean to begin with
+                self.parameters.averages.reset()
             self.workers[record.worker] = self.job.make_worker(
                 self.store, record.worker, incarnation
             )
@@ -223,6 +225,7 @@ class _Replayer:
         before, self.store = self.parameters, self.job.make_store(Log())
         assert self.store.parameters is not None
         self.parameters = self.store.parameters
+        self.parameters.averages.start = dict(before.averages.start)
         self.parameters.load(before.state(), before.meta())
         self.parameters.advance(self.version, self.epoch)
         self.workers.clear()

@@ -21,7 +21,7 @@ from offbeat.codec import Codec
 from offbeat.data import Collate, mix
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.errors import RunError
-from offbeat.job import Job, Numbers, Place
+from offbeat.job import Job, Place
 from offbeat.layout.value import Layout, in_halves, replicas_of
 from offbeat.lease import Lease
 from offbeat.link.base import Over, Refused
@@ -224,15 +224,11 @@ def script_worker(
 ) -> NumberWorker:
     """A worker of which the script computes the gradients, on its own model (`place.model`).
 
-    Parameters come with the first pull; buffers begin as they were when the run was set up, also
-    where the object has been trained by an earlier incarnation.
+    Parameters come with the first pull. Buffers begin as the store has them, also where the object
+    has been trained by an earlier incarnation.
     """
-    assert isinstance(job.content, Numbers)
     worker = Job.make_worker(job, store, number, incarnation, place)
     assert isinstance(worker, NumberWorker)
-    worker.sender.replica.load_buffers(job.content.shared.users.buffers)
-    if worker.skip_nonfinite:
-        worker.good = worker.sender.replica.buffers()
     return worker
 
 

@@ -49,6 +49,7 @@ LAYERS: dict[str, set[str]] = {
     "store": set(),
     "store.table": {"errors"},
     "store.digest": {"store.table"},
+    "store.averages": {"errors", "store.table"},
     "contribution": {"codec", "log", "store.table"},
     "replica": set(),
     "replica.soundness": {"errors"},
@@ -91,8 +92,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {
-        *("choices", "contribution", "store.digest", "store.table", "store.updater"),
-        "store.weigh",
+        *("choices", "contribution", "store.averages", "store.digest", "store.table"),
+        *("store.updater", "store.weigh"),
     },
     "store.home": {"errors", "store.table", "store.updater"},
     "store.mirror": {

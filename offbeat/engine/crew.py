@@ -43,7 +43,7 @@ from offbeat.store.table import (
     dealt,
     under,
 )
-from offbeat.worker import NumberWorker, Worker
+from offbeat.worker import Worker
 
 AHEAD = 2  # batches that a reader thread reads ahead
 ATTENTION = 1e-3  # seconds: several times what an idle core takes to wake, and what an answer takes
@@ -230,7 +230,8 @@ class Crew:
             compute_steadily()
         if self.split:
             assert self.content.cut is not None
-            what = (self.job, self.content.cut, slot, self.shared.posts[number], self.buffers)
+            buffers = self.buffers | slot.statistics.views  # where the server leaves the mean
+            what = (self.job, self.content.cut, slot, self.shared.posts[number], buffers)
             split = SplitReplica(*what, least)
             if script is not None:
                 split = OpenSplit(*what, least, script)
@@ -242,7 +243,7 @@ class Crew:
         # One that sleeps anyway need not keep its core awake, nor one that waits for other workers.
         attention = 0.0 if least or self.meets else ATTENTION
         habits = Habits(self.store.discipline, self.job.seed, least, local.overlap, attention)
-        makes = partial(make or self._make, self.store, number)
+        makes = partial(make or self.job.make_worker, self.store, number)
         if not self.meets:
             return Station(wire, slot, habits, makes, reader)
         link = MeetingLink(wire, slot, number, self.job.make_parameters, 4 * local.patience)
@@ -251,13 +252,6 @@ class Crew:
     def _met(self, link: MeetingLink, makes: Make, incarnation: int, place: Place) -> Worker:
         """A worker whose gradients go to the others while they are made."""
         return listening(makes(incarnation, place), link, self.content.accumulate == 1)
-
-    def _make(self, store: Store, number: int, incarnation: int, place: Place) -> Worker:
-        """A worker over the job's own model, whose buffers begin as they were at first."""
-        worker = self.job.make_worker(store, number, incarnation, place)
-        assert isinstance(worker, NumberWorker)
-        worker.sender.replica.load_buffers(self.buffers)
-        return worker
 
     def work(self, number: int, wire: socket.socket) -> None:
         self.station(number, wire).run()

@@ -1,7 +1,8 @@
 """What a store has learnt, in memory that outlives it: some version is whole whenever it is killed.
 
 The parameters are in shared memory anyway, and whole except while an update changes them; a copy is
-made before it does. What the rule keeps is copied after every update, to two places in turn.
+made before it does. What the rule keeps is copied after every update, to two places in turn, and
+so are the averaged buffers of whoever has contributed.
 """
 
 from collections.abc import Mapping
@@ -38,11 +39,13 @@ NONE = -1
 class Images:
     """Told of every update before it is made and before it is logged, it has one to go on from."""
 
-    def __init__(self, parameters: Parameters, table: Table):
+    def __init__(self, parameters: Parameters, table: Table, workers: int):
         self.parameters = parameters
         count = len(table)
+        buffers = Table.of(parameters.averages.entries)
         whole = sum(pages(flat.table.nbytes) for flat in parameters.flats)
-        self.arena = Arena(PAGE + pages(2 * count) + whole + 2 * pages(table.nbytes))
+        beside = pages(16 * workers) + 2 * workers * pages(buffers.nbytes)
+        self.arena = Arena(PAGE + pages(2 * count) + whole + 2 * pages(table.nbytes) + beside)
         # Looked at and written several times for every update, so past NumPy.
         marks: Any = self.arena.take(8 * Mark.COUNT).numpy()
         self.marks = memoryview(marks).cast("q")
@@ -54,6 +57,13 @@ class Images:
             Flat(flat.table, self.arena.take(flat.table.nbytes)) for flat in parameters.flats
         ]
         self.rest = [Flat(table, self.arena.take(table.nbytes)) for _ in range(2)]
+        seen: Any = self.arena.take(16 * workers).numpy()
+        self.samples = memoryview(seen).cast("q")  # that each worker has seen, in both places
+        self.buffers = [
+            [Flat(buffers, self.arena.take(buffers.nbytes)) for _ in range(workers)]
+            for _ in range(2)
+        ]
+        self.copied: list[dict[int, Mapping[str, Tensor]]] = [{}, {}]  # by this process, in both
         # What this process has put into each of the two places, and where; an earlier server may
         # have left something else there.
         self.seen: list[list[Learnt] | None] = [None, None]
@@ -69,7 +79,10 @@ class Images:
         throw_away = job.make_parameters()
         assert throw_away is not None
         table = _table(throw_away, averaged)
-        return cls(parameters, table) if table.nbytes <= LARGEST else None
+        buffers = job.workers * Table.of(parameters.averages.entries).nbytes
+        if table.nbytes + buffers > LARGEST:
+            return None
+        return cls(parameters, table, job.workers)
 
     def begin(self, version: int, found: Mapping[str, Tensor] | None) -> None:
         """Another server takes over, with what was `found` of `version`; that stays to be found."""
@@ -106,7 +119,19 @@ class Images:
             return  # a rule that has learnt something new: without it the rest would be wrong
         if self.sources[place]:
             torch._foreach_copy_(self.places[place], self.sources[place])
+        if self.parameters.averages.entries:
+            self._write_buffers(place)
         self.marks[place] = self.marks[Mark.LIVE] = version
+
+    def _write_buffers(self, place: int) -> None:
+        """Copy what was sent since this place was written last: that never changes once sent."""
+        averages, copied = self.parameters.averages, self.copied[place]
+        for worker, flat in enumerate(self.buffers[place]):
+            self.samples[2 * worker + place] = averages.seen.get(worker, 0)
+            mine = averages.last.get(worker)
+            if mine is not None and copied.get(worker) is not mine:
+                torch._foreach_copy_([flat.views[name] for name in mine], list(mine.values()))
+                copied[worker] = mine
 
     def _find(self, place: int, rest: list[Learnt]) -> bool:
         """Where everything that has been learnt goes; False if something has no place."""
@@ -133,6 +158,11 @@ class Images:
         for name, view in self.rest[place].views.items():
             if self.present[place, self.index[name]]:
                 found[name] = view.clone()
+        for worker, flat in enumerate(self.buffers[place]):
+            if self.samples[2 * worker + place]:
+                found[f"seen/{worker}"] = torch.tensor(self.samples[2 * worker + place])
+                mine = named(f"statistics/{worker}/", [flat])
+                found |= {name: view.clone() for name, view in mine.items()}
         return found
 
     def close(self) -> None:

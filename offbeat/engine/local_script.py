@@ -85,7 +85,7 @@ def make_script_worker(
     wanted: Wanted, job: Job, store: Store, number: int, incarnation: int, place: Place
 ) -> NumberWorker:
     """A worker over the model that the script holds."""
-    own = Place(place.parameters, place.out, place.reader, wanted.model)
+    own = Place(place.parameters, place.out, place.reader, wanted.model, buffers=place.buffers)
     return script_worker(job, store, number, incarnation, own)
 
 

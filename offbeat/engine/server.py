@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from torch import Tensor
+
 from offbeat.board import Row, State
 from offbeat.contribution import Contribution, Verdict
 from offbeat.engine.answers import Answers
@@ -32,7 +34,6 @@ from offbeat.link.messages import (
     to_store,
 )
 from offbeat.store.core import Store
-from offbeat.store.table import Flat
 
 FROZEN = 3  # times patience that a silent worker may take to wake before it is replaced
 IN_VAIN = 3  # times in a row that one may be given up without a contribution between them
@@ -77,7 +78,6 @@ class Server:
         self.met: set[int] = set()  # workers that have joined at least once
         self.over: Stop | None = None  # what everyone has been told at the end
         self.words: dict[int, dict[str, float]] = {}  # what each said at the end
-        self.statistics = [Flat(shared.plan.statistics) for _ in shared.slots]
         self.silent: Callable[[int], None] = lambda number: None  # told when one is frozen
         self.give: Callable[[int, int], None] = (
             self._give
@@ -165,6 +165,8 @@ class Server:
         while number in self.ready:  # an earlier incarnation's turn, before everybody was there
             self.ready.remove(number)
         incarnation = self.store.join(number, self.clock())
+        assert self.store.parameters is not None
+        self.store.parameters.averages.write(self.shared.slots[number].statistics.views)
         self.met.add(number)
         self.unpushed[number] = 0
         self._send(number, Welcome(incarnation))
@@ -174,15 +176,16 @@ class Server:
 
     def _push(self, number: int, message: Push) -> None:
         slot, part = self.shared.slots[number], message.part
-        statistics = self.statistics[number]
-        if statistics.views and not part.skipped:
-            statistics.copy_(slot.statistics)
+        statistics: dict[str, Tensor] = {}
+        if slot.statistics.views and not part.skipped:
+            # Its own: it may wait for others, and the worker goes on.
+            statistics = slot.statistics.clone().views
         contribution = Contribution(
             part,
             slot.outgoing[message.place] if message.place >= 0 else None,
             None,
             frozenset(message.absent),
-            statistics.views,
+            statistics,
             slot.updater.views,
             message.place,
         )

@@ -40,7 +40,7 @@ class SplitReplica:
     cut: Cut
     slot: Slot
     posts: Posts
-    buffers: Mapping[str, Tensor]  # as they are at first
+    buffers: Mapping[str, Tensor]  # what they begin with, looked at when the worker has joined
     least: float = 0.0
 
     def team(self, number: int, wire: socket.socket, threads: int) -> Team:

@@ -56,7 +56,8 @@ class Station:
         self.link.attention = habits.attention
         own |= meeting is not None and habits.discipline.steps_locally
         mine = None if own else slot.incoming[0]
-        self.place = Place(mine, slot.outgoing or None, reader, alone=True)
+        found = slot.statistics.views  # the server leaves the mean there when this worker joins
+        self.place = Place(mine, slot.outgoing or None, reader, alone=True, buffers=found)
         if reader is not None:
             self.link.announce = reader.announce
         self.loop: Loop | None = None

@@ -80,10 +80,12 @@ class Store:
         if self.present(worker):
             self.lose(worker, now)
         incarnation = board.enter(self.cells, worker)
+        averaged = False
         if self.parameters is not None:
             self.parameters.enter(worker)
+            averaged = bool(self.parameters.averages.entries)
         clock = int(self.cells[Row.CLOCK, worker])
-        self.log.write(Joined(now, worker, incarnation, clock))
+        self.log.write(Joined(now, worker, incarnation, clock, averaged))
         return incarnation
 
     def lose(self, worker: int, now: float, why: str = "") -> None:

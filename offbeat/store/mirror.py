@@ -33,8 +33,8 @@ class Mirror(Parameters):
 
     def update(self, contributions: Sequence[Contribution]) -> float:
         for one in contributions:
-            if one.part.samples and not one.part.skipped and one.statistics:
-                self.statistics[one.part.worker] = one.statistics
+            if one.part.samples and not one.part.skipped:
+                self.averages.take(one.part.worker, one.part.samples, one.statistics)
         return 1.0
 
     def refresh(self) -> None:

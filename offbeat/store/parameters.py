@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from offbeat.choices import Weigh
 from offbeat.contribution import Contribution
+from offbeat.store.averages import Averages
 from offbeat.store.digest import Digest, hexadecimal
 from offbeat.store.table import (
     Entry,
@@ -74,13 +75,13 @@ class Parameters:
         mine = [self.tables[i] for i in self.held]
         self.flats = [Flat(t) for t in mine] if flats is None else [flats[i] for i in self.held]
         self.pull_bytes = sum(table.payload_bytes for table in self.tables)
+        self.averages = Averages(self.buffers, model)
         self.begin(model)
         self.recipe = recipe
         self.updaters = [Updater(recipe, flat.views, flat) for flat in self.flats]
         self.clip = recipe.clip
         self._digest = Digest(self.flats)
         self.weigher = Weigher(weigh, self.flats)
-        self.statistics: dict[int, dict[str, Tensor]] = {}  # each worker's averaged buffers
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
         self._sums: list[Flat] = []  # made when first needed: as large as the model
 
@@ -88,6 +89,7 @@ class Parameters:
     def begin(self, model: nn.Module) -> None:
         """Initial parameters come from the model, never from whichever worker is first."""
         fill(self.flats, dict(model.named_parameters()))
+        self.averages.begin(model)
 
     def update(self, contributions: Sequence[Contribution]) -> float:
         """Apply contributions as one step; returns what staleness made of the learning rate.
@@ -111,8 +113,7 @@ class Parameters:
         for one in contributions:
             if one.part.samples and not one.part.skipped:
                 live.append(one)
-                if one.statistics:
-                    self.statistics[one.part.worker] = one.statistics
+                self.averages.take(one.part.worker, one.part.samples, one.statistics)
         # Without a payload the worker itself has written, in place.
         return live if live and live[0].payload is not None else []
 
@@ -208,14 +209,15 @@ class Parameters:
 
     def enter(self, worker: int) -> None:
         """`worker` joins; what it pulls is everybody's."""
+        self.averages.enter(worker)
 
     def of(self, worker: int) -> list[Flat]:
         """What `worker` pulls."""
         return self.flats
 
     def forget(self, worker: int) -> None:
-        """A lost worker's statistics no longer count."""
-        self.statistics.pop(worker, None)
+        """`worker` is lost, and those who are there count before it."""
+        self.averages.forget(worker)
 
     def digest_sum(self) -> int:
         """What the tensors held here add to the hash of all."""
@@ -244,11 +246,7 @@ class Parameters:
         for flat, updater in zip(self.flats, self.updaters, strict=True):
             for name in flat.views:
                 into[name].copy_(updater.value(name))
-        for entry in self.buffers:
-            # By worker, so that the order of a sum does not depend on who came first.
-            values = [s[entry.name] for _, s in sorted(self.statistics.items()) if entry.name in s]
-            if values and entry.policy == "averaged":
-                into[entry.name].copy_(_mean(values))
+        self.averages.write(into)
 
     # ------------------------------------------------------------ state as named tensors
 
@@ -259,13 +257,13 @@ class Parameters:
             found |= {f"rule/{path}": t for path, t in updater.tensors_of_state().items()}
         found |= {f"weigh/{path}": t for path, t in self.weigher.state().items()}
         found |= {f"updater/{path}": t for path, t in self.updater_state.items()}
-        for worker, statistics in self.statistics.items():
-            found |= {f"statistics/{worker}/{name}": t for name, t in statistics.items()}
+        if 0 in self.held:  # averaged buffers are with whoever holds the first shard
+            found |= self.averages.state()
         return found
 
     def meta(self) -> dict[str, Any]:
-        """The rates and the schedule, which are the same for every shard."""
-        return {"updater": self.updaters[0].meta()}
+        """The rates and the schedule, which are the same for every shard, and who is there."""
+        return {"updater": self.updaters[0].meta(), "averages": self.averages.meta()}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Take the state of these shards; what was written may have been spread otherwise."""
@@ -277,12 +275,8 @@ class Parameters:
         self.weigher.load(under("weigh/", tensors))
         averages = under("updater/", tensors)
         self.updater_state = {k: averages[k].clone() for k in averages if self.holds(k)}
-        self.statistics = {}
-        # Averaged buffers are with whoever holds the first shard.
-        averaged = under("statistics/", tensors) if 0 in self.held else {}
-        for path, tensor in averaged.items():
-            worker, _, name = path.partition("/")
-            self.statistics.setdefault(int(worker), {})[name] = tensor.clone()
+        if 0 in self.held:
+            self.averages.load(tensors, meta.get("averages"))
 
     def holds(self, path: str) -> bool:
         """Whether `name/key`, of the state of a rule, is of a tensor held here."""
@@ -292,11 +286,12 @@ class Parameters:
     def begin_with(
         self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], where: str
     ) -> None:
-        """Take parameters from another run, and the rule's state if it had the same rule."""
+        """Take parameters and buffers of another run, and the rule's state if it had that rule."""
         entries = {f"parameters/{entry.name}": entry for table in self.tables for entry in table}
         found = under("parameters/", tensors)
         check_tensors({f"parameters/{name}": t for name, t in found.items()}, entries, where)
         fill(self.flats, found)
+        self.averages.begin_with(tensors, meta.get("averages"), where)
         if meta["updater"]["rule"] == self.updaters[0].kind:
             rule = under("rule/", tensors)
             for updater in self.updaters:
@@ -323,11 +318,3 @@ class Parameters:
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, each once."""
     return dict(model.named_parameters()) | dict(model.named_buffers())
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    """The mean in double precision, rounded for whole-number buffers such as counters."""
-    if len(values) == 1:
-        return values[0]
-    mean = torch.stack([value.double() for value in values]).mean(0)
-    return mean if values[0].is_floating_point() else mean.round()

@@ -42,6 +42,7 @@ class Replicas(Parameters):
     # ------------------------------------------------------------ who is there
 
     def enter(self, worker: int) -> None:
+        super().enter(worker)
         if worker not in self.own:
             self.refresh()
             self.own[worker] = self._made()
@@ -80,10 +81,9 @@ class Replicas(Parameters):
         """Take the mean with a partner, then make the worker's own step along its gradient."""
         (one,) = contributions
         part = one.part
-        if one.statistics and not part.skipped:
-            self.statistics[part.worker] = one.statistics
         if not part.samples or part.skipped:
             return 1.0
+        self.averages.take(part.worker, part.samples, one.statistics)
         part.partner = self.partner(part.worker, part.incarnation, part.sequence)
         if part.partner is not None:
             self.exchange(part.worker, part.partner)

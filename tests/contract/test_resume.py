@@ -121,7 +121,8 @@ def test_averaged_buffers_do_not_depend_on_the_order_in_which_they_were_restored
     means = []
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         store = job.make_store(Log())
-        store.parameters.statistics = {worker: statistics[worker] for worker in order}
+        for worker in order:
+            store.parameters.averages.take(worker, 1, statistics[worker])
         means.append(store.parameters.export(net().double())[1].running_mean.tolist())
     assert means[0] == means[1] == means[2]
 
