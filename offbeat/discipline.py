@@ -94,6 +94,19 @@ class Discipline:
         return isinstance(self.apply, Rule) and not self.steps_locally
 
     @property
+    def descends(self) -> str:
+        """What the store's rule is given: what it keeps of one means nothing for another."""
+        if isinstance(self.send, Change):
+            return "changes of local steps"
+        if isinstance(self.send, Elastic):
+            return "distances to the centre"
+        if isinstance(self.send, InPlace):
+            return "nothing, as workers write in place"
+        if isinstance(self.send, Accumulated) and self.send.push > 1:
+            return f"sums of {self.send.push} gradients"
+        return "gradients"
+
+    @property
     def pairs(self) -> bool:
         """Whether workers have parameters of their own and meet in pairs."""
         return isinstance(self.gather, Pair)

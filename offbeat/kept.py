@@ -1,14 +1,16 @@
 """What a run keeps in its folder: opened, gone on with, and closed with the result."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
+from offbeat.discipline import Discipline, parse
 from offbeat.errors import CheckpointError, ConfigError, RunError
 from offbeat.job import Job, Numbers
-from offbeat.log import Log, Relaid, read
+from offbeat.log import Begun, Log, Relaid, read
 from offbeat.report.split import layout_figures
 from offbeat.report.summary import History, Summary, Tally
 from offbeat.run import Run
@@ -99,21 +101,49 @@ class Kept:
                 ) from error
         return Run(model, history, summary, self.folder.path if self.folder else None)
 
-    def begin_with(self, store: Store, earlier: RunFolder) -> None:
-        """Begin with an earlier run, and keep what was taken from it."""
+    def begin_with(self, store: Store, earlier: RunFolder) -> Begun:
+        """Begin with an earlier run, and keep what was taken from it; says what was not."""
         assert store.parameters is not None
-        begin_with(store.parameters, earlier)
+        begun = begin_with(store.parameters, earlier, store.discipline)
         if self.folder is not None:  # for replay, which may outlive the earlier run
             save_tensors(self.folder.start_file, store.parameters.state())
+        if begun.left:
+            warnings.warn(
+                f"start={begun.folder!r}: parameters and buffers are taken over, but not what the "
+                f"rule kept (momentum and the like), so it begins afresh: {begun.left}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return begun
 
 
-def begin_with(parameters: Parameters, earlier: RunFolder) -> None:
-    """Take parameters and rule state from an earlier run, but not its epochs and clocks."""
+def begin_with(parameters: Parameters, earlier: RunFolder, discipline: Discipline) -> Begun:
+    """Take parameters, buffers and rule state from an earlier run, but not its epochs and clocks.
+
+    What a rule keeps is taken only if it has the same role here, and is the same rule.
+    """
     found = earlier.load()
     if found is None:
         raise CheckpointError(f"{earlier.path} has no checkpoint to begin with")
     tensors, meta = found
-    parameters.begin_with(under("store/", tensors), meta["parameters"], str(earlier.path))
+    why = _other_role(earlier, discipline)
+    where = str(earlier.path)
+    left = parameters.begin_with(under("store/", tensors), meta["parameters"], where, why)
+    return Begun(0.0, where, left)
+
+
+def _other_role(earlier: RunFolder, discipline: Discipline) -> str:
+    """Why a rule's state means nothing under another discipline; nothing if it does."""
+    text = str(earlier.config()["discipline"])
+    try:
+        before = parse(text)
+    except ConfigError:
+        return f"nobody knows what the rule of {text} was given"
+    if before.pairs and not discipline.pairs:
+        return f"under {text} every worker had a rule of its own"
+    if before.descends != discipline.descends:
+        return f"that rule was given {before.descends}, this one is given {discipline.descends}"
+    return ""
 
 
 def _in_force(folder: RunFolder, saved: Saved, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,13 @@ class Record(msgspec.Struct, tag_field="kind", omit_defaults=True, gc=False):
     time: float
 
 
+class Begun(Record, tag="begin"):
+    """The run begins with what an earlier one had come to."""
+
+    folder: str
+    left: str = ""  # why what the earlier rule kept was left behind, if it was
+
+
 class Joined(Record, tag="join"):
     """A worker entered, for the first time or again."""
 
@@ -132,8 +139,8 @@ class Evaluated(Record, tag="test"):
 
 
 Entry = (
-    Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Relaid | Rested | EpochDone
-    | Evaluated
+    Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Relaid | Rested
+    | EpochDone | Evaluated
 )  # fmt: skip
 
 _encoder = msgspec.json.Encoder()

@@ -126,19 +126,23 @@ def train(
         if local is not None:
             rhythm = Rhythm((every or job.samples) if test is not None else None, checkpoint_every)
             crew = Crew(job, local, kept.folder, evaluator, rhythm)
-            if earlier is not None:
+            if earlier is not None and kept.saved is None:
                 kept.begin_with(crew.store, earlier)  # now, to find what does not fit
-                crew.begin = partial(begin_with, earlier=earlier)
+                kind = job.discipline.for_workers(job.workers)
+                crew.begin = partial(begin_with, earlier=earlier, discipline=kind)
             return run_local(crew, kept, tally, listeners)
         log = kept.log()
         store = job.make_store(log)
+        begun = None
         if earlier is not None and kept.saved is None:
-            kept.begin_with(store, earlier)
+            begun = kept.begin_with(store, earlier)
         session = Session(
             job, store, kept.folder, evaluator, every or job.samples, checkpoint_every
         )
         log.listeners += [tally, *listeners]
         with log.followed(store, job.samples * job.epochs):
+            if begun is not None:
+                log.write(begun)
             return _simulate(job, simulated, session, kept, tally)
 
 

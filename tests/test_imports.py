@@ -250,7 +250,7 @@ LAYERS: dict[str, set[str]] = {
         *("layout.value", "replica.front"),
     },
     "kept": {
-        *("errors", "job", "log", "run", "setup", "report.summary", "report.split"),
+        *("discipline", "errors", "job", "log", "run", "setup", "report.summary", "report.split"),
         *("store.checkpoint", "store.core", "store.parameters", "store.table"),
     },
     "engine.alone": {

@@ -162,8 +162,11 @@ def test_beginning_with_an_earlier_run_goes_on_from_its_parameters(tmp_path: Pat
 
 def test_beginning_with_another_rule(tmp_path: Path) -> None:
     train(out=tmp_path / "run", optimizer=MOMENTUM)
-    for factory in (partial(torch.optim.Adam, lr=0.01), partial(torch.optim.Adagrad, lr=0.01)):
-        train(start=tmp_path / "run", optimizer=factory)
+    for kind in (torch.optim.Adam, torch.optim.Adagrad):
+        with pytest.warns(
+            RuntimeWarning, match=f"that rule was SGD and this one is {kind.__name__}"
+        ):
+            train(start=tmp_path / "run", optimizer=partial(kind, lr=0.01))
 
 
 # ---------------------------------------------------------------- what a run leaves

@@ -31,7 +31,7 @@ from offbeat.errors import RunError
 from offbeat.job import Job, Numbers, Place
 from offbeat.link.meeting import MeetingLink
 from offbeat.link.memory import Shared
-from offbeat.log import Log, Relaid, tail
+from offbeat.log import Begun, Log, Relaid, tail
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
 from offbeat.store.checkpoint import RunFolder
@@ -93,7 +93,7 @@ class Crew:
         if memory is None and whole and not isinstance(job.discipline.send, InPlace):
             assert self.store.parameters is not None
             self.images = Images.of(job, self.store.parameters, self.shared.plan.updater)
-        self.begin: Callable[[Parameters], None] = lambda parameters: None  # with an earlier run
+        self.begin: Callable[[Parameters], Begun] | None = None  # with an earlier run
         self.relaid: Relaid | None = None  # to be told when the run goes on
         self.buffers = {n: b.clone() for n, b in job.content.model.named_buffers()}
         if memory is None:
@@ -141,7 +141,9 @@ class Crew:
         else:
             self.store.begin_again()
             parameters.begin(self.content.model)
-            self.begin(parameters)
+            begun = None if self.begin is None else self.begin(parameters)
+            if begun is not None and lived is None:
+                self.store.log.write(begun)
         if spread is not None:
             spread.ready()
             spread.watch(steward.floor.selector)
@@ -178,7 +180,7 @@ class Crew:
             if saved is not None:
                 tensors, meta = saved
                 parameters.load(under("store/", tensors), meta["parameters"])
-            else:
+            elif self.begin is not None:
                 self.begin(parameters)
             Hand(parameters, self.shared, wire).run()
 

@@ -284,18 +284,24 @@ class Parameters:
         return len(self.held) == len(self.tables) or any(name in flat.views for flat in self.flats)
 
     def begin_with(
-        self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], where: str
-    ) -> None:
-        """Take parameters and buffers of another run, and the rule's state if it had that rule."""
+        self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], where: str, why: str = ""
+    ) -> str:
+        """Take parameters and buffers of another run, and what its rule kept if that fits here.
+
+        `why` says why it does not, if the caller knows. Returns why it was left behind, if it was.
+        """
         entries = {f"parameters/{entry.name}": entry for table in self.tables for entry in table}
         found = under("parameters/", tensors)
         check_tensors({f"parameters/{name}": t for name, t in found.items()}, entries, where)
         fill(self.flats, found)
         self.averages.begin_with(tensors, meta.get("averages"), where)
-        if meta["updater"]["rule"] == self.updaters[0].kind:
-            rule = under("rule/", tensors)
-            for updater in self.updaters:
-                updater.load_state(rule)
+        rule = under("rule/", tensors)
+        why = why or self.updaters[0].unlike(meta["updater"]) or ""
+        if not rule or why:
+            return why if rule else ""
+        for updater in self.updaters:
+            updater.load_state(rule)
+        return ""
 
     @property
     def updater_bytes(self) -> int:

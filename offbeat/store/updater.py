@@ -70,6 +70,14 @@ _BARE = (
     optim.__name__,
 )  # fmt: skip
 
+# Settings that may change without giving what the rule keeps another meaning, and those that a
+# schedule adds for itself.
+FREE = frozenset({
+    *("lr", "initial_lr", "weight_decay", "decoupled_weight_decay", "lr_decay", "eps", "params"),
+    *("foreach", "fused", "capturable", "differentiable"),
+    *("max_lr", "min_lr", "max_momentum", "base_momentum"),
+})  # fmt: skip
+
 # A group of parameters with settings of its own: names, and what the optimiser is told of them.
 Group = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -99,6 +107,7 @@ class Updater:
             groups.append({**settings, "params": [tensors[name] for name in mine]})
         self.tensors = {name: tensors[name] for name in self.names}
         self.rule = recipe.factory(groups)
+        self.settings = _telling(self.rule.param_groups)  # before a schedule changes them
         for group in self.rule.param_groups:
             # What PyTorch finds out at every step: on the CPU it goes tensor by tensor.
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
@@ -185,6 +194,23 @@ class Updater:
         """The rule's class by name: state of one kind means nothing to another."""
         return f"{type(self.rule).__module__}.{type(self.rule).__qualname__}"
 
+    def unlike(self, meta: Mapping[str, Any]) -> str | None:
+        """Why state beside this `meta` means nothing to this rule, in words; None if it does."""
+        if meta["rule"] != self.kind:
+            return f"that rule was {_last(meta['rule'])} and this one is {_last(self.kind)}"
+        theirs = meta.get("settings")
+        if theirs is None:  # older ones have only what a schedule may have made of them
+            theirs = _telling(meta["groups"])
+        if theirs == self.settings:
+            return None
+        for one, other in zip(theirs, self.settings, strict=False):
+            for key in sorted({*one, *other}):
+                if one.get(key) != other.get(key):
+                    return f"{key} was {one.get(key)} and is {other.get(key)}"
+        return (
+            f"it had {len(theirs)} kinds of parameter groups and this one has {len(self.settings)}"
+        )
+
     def value(self, name: str) -> Tensor:
         """The tensor to evaluate and save: for a rule that looks ahead, where it really is."""
         tensor = self.tensors[name]
@@ -234,6 +260,7 @@ class Updater:
             scheduler = {k: v for k, v in self.scheduler.state_dict().items() if _plain(v)}
         return {
             "rule": self.kind,
+            "settings": self.settings,
             "groups": self.rates(),
             "moved": self.moved,
             "scheduler": scheduler,
@@ -257,6 +284,21 @@ def _is_plain(rule: torch.optim.Optimizer) -> bool:
     more = ("momentum", "weight_decay", "maximize", "differentiable", "fused")
     hooked = rule._optimizer_step_pre_hooks or rule._optimizer_step_post_hooks
     return not hooked and not any(group.get(key) for key in more)
+
+
+def _telling(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The settings of groups that say what a rule's state means, each once, as JSON has them."""
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        plain = {k: v for k, v in group.items() if k not in FREE and _plain(v)}
+        told = {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
+        if told not in found:
+            found.append(told)
+    return found
+
+
+def _last(kind: str) -> str:
+    return kind.rpartition(".")[2]
 
 
 def _plain(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """A rule over named tensors behaves as the PyTorch optimiser it is."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CyclicLR, ExponentialLR, ReduceLROnPlateau, StepLR
 
 import offbeat as ob
 from offbeat.errors import ConfigError
@@ -321,3 +322,34 @@ def test_your_optimiser_is_asked_for_where_it_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"ssp:3 applies your optimiser: pass optimizer=partial"):
         rule_factory(ob.SSP(3), None)
     assert rule_factory(ob.SSP(3), RULES["sgd"]) is RULES["sgd"]
+
+
+# ---------------------------------------------------------------- whose state it is
+
+
+def _meta(factory: Factory, **rest: Any) -> Any:
+    """As a checkpoint has it."""
+    return json.loads(json.dumps(Updater(recipe(factory, **rest), tensors()).meta()))
+
+
+@every_rule
+def test_a_rule_knows_its_own_state_whatever_its_rate(factory: Factory) -> None:
+    other = Updater(recipe(partial(factory, lr=0.001)), tensors())
+    assert other.unlike(_meta(factory)) is None
+    older = {key: value for key, value in _meta(factory).items() if key != "settings"}
+    assert other.unlike(older) is None
+
+
+def test_a_rule_knows_the_state_of_another() -> None:
+    mine = Updater(recipe(RULES["momentum"]), tensors())
+    assert mine.unlike(_meta(RULES["adam"])) == "that rule was Adam and this one is SGD"
+    assert mine.unlike(_meta(RULES["sgd"])) == "momentum was 0 and is 0.9"
+    grouped = Recipe(RULES["momentum"], (((NAMES[0],), {}), ((NAMES[1],), {"momentum": 0.1})))
+    theirs = json.loads(json.dumps(Updater(grouped, tensors()).meta()))
+    assert mine.unlike(theirs) == "it had 2 kinds of parameter groups and this one has 1"
+
+
+def test_a_schedule_does_not_make_another_rule_of_it() -> None:
+    moving = Schedule(partial(CyclicLR, base_lr=0.1, max_lr=1.0), "version")
+    mine = Updater(recipe(RULES["momentum"]), tensors())
+    assert mine.unlike(_meta(RULES["momentum"], schedule=moving)) is None
