@@ -182,7 +182,7 @@ LAYERS: dict[str, set[str]] = {
     "engine.bench": {"layout.shards", "link.memory", "replica.split", "send", "store.table"},
     "engine.rounds": {
         *("errors", "board", "contribution", "link", "engine.server"),
-        *("store.core", "store.mirror", "store.table"),
+        *("store.core", "store.mirror", "store.parameters", "store.table"),
     },
     "engine.via": {
         *("errors", "choices", "contribution", "job", "log", "send", "worker", "store.table"),

@@ -25,6 +25,7 @@ class Piece(msgspec.Struct, array_like=True):
     samples: int
     weight: float
     place: int  # of the worker's outgoing buffers; -1 if the hand has kept it
+    lacking: list[int] = []  # places of averaged local state that the worker does not have
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -140,7 +141,7 @@ class Hand:
         self.packets = Packets()
         self.kept: dict[tuple[int, int, int], Contribution] = {}
         averaged = shared.plan.updater
-        self.updater = [entry.name for entry in averaged if parameters.holds(entry.name)]
+        self.updater = {i: e.name for i, e in enumerate(averaged) if parameters.holds(e.name)}
         self.handlers: dict[type[Word], Callable[..., Answer | None]] = {
             Apply: self._apply,
             Keep: self._keep,
@@ -195,7 +196,8 @@ class Hand:
         slot = self.shared.slots[piece.worker]
         payload = [slot.outgoing[piece.place][shard] for shard in self.parameters.held]
         part = Part(*piece.key, 0, [], piece.samples, weight=piece.weight)
-        updater = {name: slot.updater.views[name] for name in self.updater}
+        there = {name for place, name in self.updater.items() if place not in piece.lacking}
+        updater = {name: view for name, view in slot.updater.views.items() if name in there}
         return Contribution(part, payload, updater=updater)
 
     def _keep(self, word: Keep) -> Answer:

@@ -28,6 +28,7 @@ from offbeat.link.messages import (
 )
 from offbeat.store.core import Store
 from offbeat.store.mirror import Mirror, Replicated
+from offbeat.store.parameters import lift
 
 ATTEMPTS = 8  # at one round, beyond one for each worker
 
@@ -134,6 +135,7 @@ class Rounds(Server):
         go = super()._go(number, now)
         averaged = self.mirror.averaged()
         go.fresh, go.updater = fresh, bool(averaged)
+        go.lacking = self.mirror.unlearnt(self.shared.slots[number].updater.views)
         return go
 
     def _give(self, number: int, place: int) -> None:
@@ -187,9 +189,25 @@ class Rounds(Server):
         found.applying = True
         live = [push for push in found.pushed.values() if not push.part.skipped]
         absent = set.intersection(*(set(push.absent) for push in live)) if live else set()
+        lifts = self._lifts(live)
         for number in found.members:
-            self._send(number, Apply(sorted(absent), bool(live)))
+            self._send(number, Apply(sorted(absent), bool(live), lifts))
             self._expect(number)
+
+    def _lifts(self, live: list[Push]) -> dict[int, float]:
+        """What local state that some lack is multiplied by; what all lack is nobody's."""
+        if not live:
+            return {}
+        lacking = [set(push.lacking) for push in live]
+        nobodys = set.intersection(*lacking)
+        table = self.shared.plan.updater
+        self.mirror.nobodys = frozenset(e.name for i, e in enumerate(table) if i in nobodys)
+        some = set().union(*lacking) - nobodys
+        total = sum(push.part.samples for push in live)
+        having = {
+            name: [push.part.samples for push in live if name not in push.lacking] for name in some
+        }
+        return {name: lift(total, samples) for name, samples in sorted(having.items())}
 
     def _applied(self, number: int, message: Applied) -> None:
         assert self.round is not None

@@ -13,7 +13,7 @@ from offbeat.contribution import Contribution, Verdict
 from offbeat.engine.answers import Answers
 from offbeat.errors import RunError
 from offbeat.lease import Lease
-from offbeat.link.memory import Counts, Shared
+from offbeat.link.memory import Counts, Shared, without
 from offbeat.link.messages import (
     Again,
     Ask,
@@ -186,7 +186,7 @@ class Server:
             None,
             frozenset(message.absent),
             statistics,
-            slot.updater.views,
+            without(slot.updater.views, message.lacking),
             message.place,
         )
         self.unpushed[number] = 0
@@ -254,8 +254,13 @@ class Server:
         leases = self._top_up(number, snapshot.steps)
         parameters = self.store.parameters
         assert parameters is not None
-        updater = parameters.updater_bytes > 0  # of all processes that hold the store
-        return Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited, place, updater)
+        go = Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited, place, False)
+        if parameters.updater_bytes > 0:  # of all processes that hold the store
+            go.updater, go.lacking = (
+                True,
+                parameters.unlearnt(self.shared.slots[number].updater.views),
+            )
+        return go
 
     def _give(self, number: int, place: int) -> None:
         parameters = self.store.parameters

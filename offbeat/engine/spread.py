@@ -4,7 +4,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -43,7 +43,7 @@ from offbeat.link.memory import Shared
 from offbeat.link.messages import Packets
 from offbeat.store.digest import hexadecimal
 from offbeat.store.parameters import Parameters, Step
-from offbeat.store.table import Table, count, dealt
+from offbeat.store.table import Table, count, dealt, under
 
 A = TypeVar("A", bound=Answer)
 
@@ -121,7 +121,7 @@ class Spread(Parameters):
         ]
         self._dtypes = {entry.name: entry.dtype for table in self.tables for entry in table}
         self._updater = {entry.name for entry in shared.plan.updater if self.holds(entry.name)}
-        self._averaged = False
+        self._learnt: set[str] = set()  # averaged local state, wherever it is held
         return self
 
     def ready(self) -> None:
@@ -152,7 +152,7 @@ class Spread(Parameters):
         live = self.live(contributions)
         if not live:
             return 1.0
-        pieces = [_piece(one) for one in live]
+        pieces = [self._piece(one) for one in live]
         absent = frozenset.intersection(*(one.absent for one in live))
         for hand, names in zip(self.hands, self._names, strict=True):
             hand.say(Apply(pieces, [name for name in names if name in absent] if absent else []))
@@ -161,7 +161,8 @@ class Spread(Parameters):
             self._shrink_all(step)
         self.finish(step)
         self._hear(Done)
-        self._averaged |= bool(live[0].updater)
+        learnt = {name for one in live for name in one.updater}
+        self._learnt = learnt or self._learnt
         return step.rate
 
     def _own(self, one: Contribution) -> Contribution:
@@ -188,7 +189,7 @@ class Spread(Parameters):
         part, payload = contribution.part, contribution.payload
         if payload is None or contribution.place < 0 or part.skipped or not part.samples:
             return  # nothing that will be looked at, or kept before
-        self._tell(Keep(_piece(contribution)))
+        self._tell(Keep(self._piece(contribution)))
         contribution.payload = [
             flat.clone() if shard in self.held else flat for shard, flat in enumerate(payload)
         ]
@@ -258,13 +259,19 @@ class Spread(Parameters):
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """The hands do the same by themselves before they are ready."""
         super().load(tensors, meta)
-        self._averaged = any(name.startswith("updater/") for name in tensors)
+        self._learnt = set(under("updater/", tensors))
+
+    def unlearnt(self, names: Iterable[str]) -> list[int]:
+        return [place for place, name in enumerate(names) if name not in self._learnt]
 
     @property
     def updater_bytes(self) -> int:
-        return self.shared.plan.updater.payload_bytes if self._averaged else 0
+        table = self.shared.plan.updater
+        return sum(entry.nbytes for entry in table if entry.name in self._learnt)
 
-
-def _piece(one: Contribution) -> Piece:
-    part = one.part
-    return Piece(part.worker, part.incarnation, part.sequence, part.samples, part.weight, one.place)
+    def _piece(self, one: Contribution) -> Piece:
+        part = one.part
+        who = (part.worker, part.incarnation, part.sequence)
+        table = self.shared.plan.updater
+        lacking = [place for place, e in enumerate(table) if e.name not in one.updater]
+        return Piece(*who, part.samples, part.weight, one.place, lacking)

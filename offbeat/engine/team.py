@@ -74,6 +74,7 @@ class Accept(Order):
     epoch: int
     place: int
     updater: bool
+    lacking: list[str] = []  # averaged local state that nobody has yet
 
 
 class Recover(Order):
@@ -94,6 +95,7 @@ class Answer(msgspec.Struct, array_like=True):
     loss: float | None = None
     absent: list[str] = []
     finite: bool = True
+    state: list[str] = []  # of the local optimiser, where it is averaged
     figures: dict[str, float] = {}
 
 
@@ -151,17 +153,19 @@ class Share:
     def _contribute(self, sender: Sender) -> Answer:
         self.bench.push(sender.payload())
         replica = self.replica
-        self.bench.push_beside(replica, sender.updater_state())
+        local = sender.updater_state()
+        self.bench.push_beside(replica, local)
         if self.skips:  # the leader will say if another process's numbers were not finite
             self.later = replica.buffers()
-        answer = Answer(absent=sorted(sender.absent), finite=sender.finite())
+        answer = Answer(None, sorted(sender.absent), sender.finite(), list(local))
         sender.turn()
         return answer
 
     def _accept(self, sender: Sender, order: Accept) -> None:
         mine = self.bench.incoming(order.place)
         self.replica.borrow(self.bench.slot.incoming[order.place])
-        updater = dict(self.bench.updater()) if order.updater else {}
+        there = self.bench.updater() if order.updater else {}
+        updater = {name: view for name, view in there.items() if name not in order.lacking}
         sender.accept(Snapshot(order.version, order.steps, order.epoch, mine, updater))
 
     def figures(self, sender: Sender) -> dict[str, float]:
@@ -284,6 +288,7 @@ class SplitSender(Sender):
         self.absent: frozenset[str] = frozenset()
         self.feedback = None
         self.all_finite = True
+        self.local: frozenset[str] = frozenset()  # state that the processes have left in the slot
 
     def step(self, lease: Lease) -> float:
         answers = self.team.ask(Step(lease))
@@ -293,14 +298,20 @@ class SplitSender(Sender):
         answers = self.team.ask(Contribute())
         self.absent = frozenset(name for answer in answers for name in answer.absent)
         self.all_finite = all(answer.finite for answer in answers)
+        self.local = frozenset(name for answer in answers for name in answer.state)
         return self.out
+
+    def updater_state(self) -> dict[str, Tensor]:
+        return {n: view for n, view in self.slot.updater.views.items() if n in self.local}
 
     def finite(self) -> bool:
         return self.all_finite
 
     def accept(self, snapshot: Snapshot) -> None:
         place, averaged = self.place_of(snapshot), bool(snapshot.updater)
-        self.team.tell(Accept(snapshot.version, snapshot.steps, snapshot.epoch, place, averaged))
+        lacking = [n for n in self.slot.updater.views if averaged and n not in snapshot.updater]
+        about = (snapshot.version, snapshot.steps, snapshot.epoch, place)
+        self.team.tell(Accept(*about, averaged, lacking))
 
     def place_of(self, snapshot: Snapshot) -> int:
         # Lists of views, so found by identity: comparing would look into the tensors.

@@ -166,6 +166,9 @@ class MeetingLink(SharedLink):
             self.parameters.update([Contribution(one, self.mean, None, frozenset(order.absent))])
             self.slot.home.keep(self.parameters.updaters)
             self.slot.updater.copy_(self.averaged)
+            views = list(self.slot.updater.views.values())
+            for place, factor in order.lifts.items():
+                views[place].mul_(factor)
         self._say(Applied())
 
     # ------------------------------------------------------------ packets

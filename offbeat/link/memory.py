@@ -143,6 +143,14 @@ class Slot:
             self.updater.views[name].copy_(tensor)
 
 
+def without(views: dict[str, Tensor], lacking: Sequence[int]) -> dict[str, Tensor]:
+    """The views but for those at places that mean nothing."""
+    if not lacking:
+        return views
+    left = set(lacking)
+    return {name: view for i, (name, view) in enumerate(views.items()) if i not in left}
+
+
 class Shared:
     """The board, the store's parameters, a copy to test in peace, and a slot per worker."""
 

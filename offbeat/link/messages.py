@@ -29,6 +29,7 @@ class Push(Message):
     pull: bool  # the worker will pull next, so one answer can serve for both
     place: int = 0  # which of its outgoing buffers; -1 if nothing goes out
     ahead: list[Lease] = []  # what it computes before it takes that answer
+    lacking: list[int] = []  # places of averaged local state that it does not have yet
 
 
 class Pull(Message):
@@ -108,6 +109,7 @@ class Apply(Message):
 
     absent: list[str]
     live: bool
+    lifts: dict[int, float] = {}  # what averaged local state is multiplied by where some lack it
 
 
 class Knock(Message):
@@ -126,6 +128,7 @@ class Go(Message):
     updater: bool  # averaged optimiser state lies beside them
     meet: Meet | None = None  # the round that follows, where workers meet without a store
     fresh: bool = False  # whether the rule's state in the slot is to be taken over as well
+    lacking: list[int] = []  # places of averaged local state that nobody has yet
 
 
 class Leased(Message):

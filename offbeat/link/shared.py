@@ -10,7 +10,7 @@ from typing import TypeVar
 from offbeat.contribution import Contribution, Snapshot
 from offbeat.lease import Lease
 from offbeat.link.base import Gone, Over, Refused, Stopped
-from offbeat.link.memory import Slot
+from offbeat.link.memory import Slot, without
 from offbeat.link.messages import (
     Again,
     Ask,
@@ -69,7 +69,7 @@ class SharedLink:
         go = self._await(Go)
         self.slot.settle()
         self.waited = go.waited
-        updater = self.slot.updater.views if go.updater else {}
+        updater = without(self.slot.updater.views, go.lacking) if go.updater else {}
         return Snapshot(go.version, go.steps, go.epoch, self.slot.incoming[go.place], updater)
 
     def lease(self) -> Lease | None:
@@ -97,13 +97,19 @@ class SharedLink:
                     view.copy_(packed.codec.decode(packed))
         for name, tensor in contribution.statistics.items():
             slot.statistics.views[name].copy_(tensor)
-        for name, tensor in contribution.updater.items():
-            self.local.views[name].copy_(tensor)
+        lacking: list[int] = []  # places, as names may not fit into a packet
+        for at, (name, view) in enumerate(self.local.views.items()):
+            mine = contribution.updater.get(name)
+            if mine is None:
+                lacking.append(at)
+                view.zero_()  # where workers add up among themselves, nothing is to be added
+            elif mine is not view:
+                view.copy_(mine)
         ahead = self.begun
         if ahead is None:
             ahead = [self.leases[0]] if self.leases and len(slot.outgoing) > 1 else []
         absent = sorted(contribution.absent)
-        self.ready = encode(Push(contribution.part, absent, then_pull, place, ahead))
+        self.ready = encode(Push(contribution.part, absent, then_pull, place, ahead, lacking))
         self.then_pull = then_pull
 
     def push(self) -> None:

@@ -1,6 +1,6 @@
 """Parameters that the workers hold and apply themselves, as the store sees them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +27,7 @@ class Mirror(Parameters):
     """
 
     looked_at: Replicated | None = None
+    nobodys: frozenset[str] = frozenset()  # local state that no worker of the last round had
 
     def look_at(self, worker: Replicated | None) -> None:
         self.looked_at = worker
@@ -47,7 +48,7 @@ class Mirror(Parameters):
             mine.copy_(theirs)
         for updater in self.updaters:
             updater.load_state(state)
-        self.updater_state = {name: view.clone() for name, view in found.updater.views.items()}
+        self.updater_state = {name: view.clone() for name, view in self.averaged().items()}
 
     def rule_state(self) -> dict[str, Tensor]:
         """The state of the rule in the copy."""
@@ -56,7 +57,13 @@ class Mirror(Parameters):
     def averaged(self) -> dict[str, Tensor]:
         """The mean of the workers' local rules, where it is averaged."""
         found = self.looked_at
-        return self.updater_state if found is None else dict(found.updater.views)
+        if found is None:
+            return self.updater_state
+        return {n: view for n, view in found.updater.views.items() if n not in self.nobodys}
+
+    def unlearnt(self, names: Iterable[str]) -> list[int]:
+        averaged = self.averaged()
+        return [place for place, name in enumerate(names) if name not in averaged]
 
     def digest_sum(self) -> int:
         return super().digest_sum() if self.looked_at is None else self.looked_at.digest.sum()

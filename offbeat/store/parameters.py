@@ -1,6 +1,6 @@
 """The numbers of the store: flat shards, the rule over each, and what the workers average."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -168,7 +168,7 @@ class Parameters:
             step.apply(shard, updater)
         if before is not None:
             self.weigher.after_step(before)
-        if step.live[0].updater:
+        if any(one.updater for one in step.live):
             self._average_updaters(step.live)
 
     def _weighed(self, one: Contribution) -> list[Flat]:
@@ -184,14 +184,22 @@ class Parameters:
         return self._sums
 
     def _average_updaters(self, live: Sequence[Contribution]) -> None:
+        """The mean over those who have a state: one that never used a parameter has none of it."""
         samples = sum(c.part.samples for c in live)
-        self.updater_state = {
-            name: sum(
-                (c.updater[name] * (c.part.samples / samples) for c in live if name in c.updater),
-                start=torch.zeros_like(first),
-            )
-            for name, first in live[0].updater.items()
-        }
+        averaged: dict[str, Tensor] = {}
+        for name, first in {n: t for c in live for n, t in c.updater.items()}.items():
+            having = [c for c in live if name in c.updater]
+            total = torch.zeros_like(first)
+            for one in having:
+                total = total + one.updater[name] * (one.part.samples / samples)
+            if len(having) < len(live):  # in the same order where no store adds up
+                total = total * lift(samples, [one.part.samples for one in having])
+            averaged[name] = total
+        self.updater_state = averaged
+
+    def unlearnt(self, names: Iterable[str]) -> list[int]:
+        """The places of those `names` that the averaged state of local rules has nothing for."""
+        return [place for place, name in enumerate(names) if name not in self.updater_state]
 
     def keep(self, contribution: Contribution) -> None:
         """Own what has to wait for others: its worker is about to write there again."""
@@ -319,6 +327,11 @@ class Parameters:
     def nbytes_each(self) -> list[int]:
         """The same for every process that holds a part of it."""
         return [self.nbytes]
+
+
+def lift(samples: int, having: Sequence[int]) -> float:
+    """What makes a sum with shares of all `samples` the mean over those who have something."""
+    return samples / sum(having)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
