@@ -201,3 +201,33 @@ def test_a_large_model_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     job, parameters = made(RULES["sgd"])
     monkeypatch.setattr(image, "LARGEST", 8)
     assert Images.of(job, parameters, Table.of([])) is None
+
+
+def test_the_buffers_that_workers_have_sent_are_in_the_image_of_their_version() -> None:
+    data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    rule = RULES["momentum"]
+    job = make_job(Essentials(model, data, F.cross_entropy, "asp", rule, 2, 4, 1), {})
+    parameters = job.make_parameters()
+    assert parameters is not None
+    kept = images(job, parameters)
+    means = {}
+    for version in range(1, 5):
+        kept.before()
+        sent = {n: b + version for n, b in model.named_buffers()}
+        nothing = [Flat(flat.table) for flat in parameters.flats]
+        worker = version % 3 // 2  # 0, 1, 0, 0
+        part = Part(worker, 1, version, 0, [], 4)
+        parameters.update([Contribution(part, nothing, statistics=sent)])
+        kept.write(version)
+        means[version] = {n: t.clone() for n, t in parameters.averages.mean().items()}
+    for version in (3, 4):
+        found = kept.read(version)
+        assert found is not None
+        other = job.make_parameters()
+        assert other is not None
+        other.load(found, {**other.meta(), "averages": {"live": [0, 1], "lost": []}})
+        assert other.averages.seen == {0: 4 * version - 4, 1: 4}
+        for name, value in other.averages.mean().items():
+            assert torch.equal(value, means[version][name])
+    kept.close()

@@ -266,3 +266,14 @@ def test_finite_looks_at_every_shard() -> None:
     assert held.finite()
     view(held, "2.bias")[0] = torch.inf
     assert not held.finite()
+
+
+def test_a_state_that_some_lack_is_the_mean_over_the_others() -> None:
+    held = parameters(net())
+    held.update([
+        contribution(held, 1, 0, samples=3, updater={}),
+        contribution(held, 2, 1, samples=1, updater={"x/m": torch.tensor([8.0])}),
+        contribution(held, 3, 2, samples=4, updater={"x/m": torch.tensor([3.0])}),
+    ])  # fmt: skip
+    assert held.updater_state["x/m"].tolist() == [4.0]
+    assert held.unlearnt(["y/m", "x/m", "z/m"]) == [0, 2]
