@@ -225,15 +225,15 @@ def test_a_run_that_goes_on_has_them(engine, undisturbed, tmp_path):
     with suppress(Stop), held_at(LATE):
         train(engine, what, out=out, checkpoint_every=5, listeners=[StopAt()])
     assert not (out / "model.safetensors").exists()
-    got = train(engine, what, out=out, checkpoint_every=5, resume=True)
+    got = train(engine, clusters_of_points(), out=out, checkpoint_every=5, resume=True)
     assert abs(points(got, what) - undisturbed) <= 0.5
     assert ob.replay(out, *what).identical
 
 
 def test_a_run_that_begins_with_another_has_them(engine, undisturbed, tmp_path):
     """At rate 0 nothing else changes, so it has learnt what the earlier one had."""
-    what, still = clusters_of_points(), partial(torch.optim.SGD, lr=0.0)
-    train(engine, what, out=tmp_path / "first")
+    what, still = clusters_of_points(), partial(SGD, lr=0.0)
+    train(engine, clusters_of_points(), out=tmp_path / "first")
     some = what._replace(data=TensorDataset(*what.data[:24]))
     options = {"start": tmp_path / "first", "optimizer": still, "epochs": 1}
     got = train(engine, some, out=tmp_path / "second", **options)
