@@ -365,7 +365,7 @@ import offbeat as ob
 from tests.contract.common import problem, run
 
 def loss(output, target):
-    if torch.is_grad_enabled():
+    if len(output) < 4:  # a microbatch: the trial before the run has a whole batch
         assert "torch.distributed.pipelining._backward" in sys.modules
     return ((output - target) ** 2).mean()
 
