@@ -240,6 +240,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "log", "job", "worker", "loop", "kept", "run", "script"),
         *("link", "report.summary", "store.core", "engine"),
     },
+    "engine.door": {"errors"},
     "engine.torchrun": {
         *("errors", "job", "kept", "script", "setup", "report.summary", "engine"),
     },

@@ -1,17 +1,17 @@
 """A script under torchrun: its processes are there already, and rank 0 starts the server."""
 
-import json
+import hashlib
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import NoReturn
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from offbeat.engine.crew import Crew
+from offbeat.engine.door import Door, Guest, Visitor, gone
 from offbeat.engine.local import Launcher
 from offbeat.engine.local_plan import Local
 from offbeat.engine.local_script import ProcessSeat, make_script_worker, options, prepared
@@ -19,19 +19,19 @@ from offbeat.engine.outcome import write_run
 from offbeat.engine.process import Child, fork
 from offbeat.engine.station import Station
 from offbeat.engine.steward import Rhythm
-from offbeat.errors import ConfigError, RunError
+from offbeat.errors import RunError
 from offbeat.job import Job
 from offbeat.kept import Kept
 from offbeat.report.summary import Tally
 from offbeat.script import Wanted
 from offbeat.setup import first_difference
 
-LARGEST = 1 << 20
+WAIT = 300.0  # seconds that ranks wait for rank 0 to come to its loop
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Who this process is, and where torchrun's own store of keys listens."""
+    """Who this process is, and which run of torchrun it belongs to."""
 
     number: int
     workers: int
@@ -40,12 +40,9 @@ class Rank:
 
     @property
     def door(self) -> str:
-        """The address of rank 0, in the kernel's own name space: no file is left behind."""
-        return f"\0offbeat {self.run} {self.port}"
-
-    def keys(self) -> TCPStore:
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        return TCPStore(host, self.port, is_master=False, timeout=timedelta(minutes=5))
+        """The same for all ranks, and another one each time that torchrun starts them again."""
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return hashlib.sha256(f"{self.run} {self.port} {again}".encode()).hexdigest()[:32]
 
 
 class RankSeat(ProcessSeat):
@@ -77,59 +74,89 @@ def enter(wanted: Wanted, rank: Rank) -> RankSeat:
         job, host = _open(wanted, rank, local)
     else:
         job = wanted.job()
-        rank.keys().wait([f"offbeat {rank.run}"])
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.connect(rank.door)
-    door.send(json.dumps([rank.number, wanted.sketch()]).encode())
-    answer, handles, _, _ = socket.recv_fds(door, LARGEST, 2)
-    if not handles:
-        raise ConfigError(answer.decode() or "rank 0 has closed the door")
-    memory, wire = handles[0], socket.socket(fileno=handles[1])
+    visitor = Visitor(rank.door, rank.number, wanted.sketch(), first_difference)
+    memory, wire = visitor.enter(WAIT, partial(_still_there, host))
     crew = Crew(job, local, None, None, Rhythm(), memory)
     make = partial(make_script_worker, wanted, job)
     return RankSeat(rank.number, crew.station(rank.number, wire, make), crew, host)
+
+
+def _still_there(host: Child | None) -> None:
+    """In rank 0: a launcher that has ended lets nobody in."""
+    if host is not None and gone(host.handle):
+        words = host.reap()
+        raise RunError("the launcher was killed" if words is None else words.message)
 
 
 def _open(wanted: Wanted, rank: Rank, local: Local) -> tuple[Job, Child]:
     """In rank 0: fork the launcher, which forks the server and lets the others in."""
     job, kept = prepared(wanted, local)
     crew = Crew(job, local, kept.folder, None, Rhythm(None, wanted.settings.checkpoint_every))
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(rank.door)
-    door.listen(rank.workers)
-    host = Host(crew, kept, door, json.loads(json.dumps(wanted.sketch())))
-    child = fork("offbeat host", host.serve)
-    door.close()
+    door = Door(rank.door, wanted.sketch(), local.patience)
+    try:
+        child = fork("offbeat host", Host(crew, kept, door).serve)
+    except BaseException:
+        door.close()
+        raise
+    door.forget()
     crew.close()
-    rank.keys().set(f"offbeat {rank.run}", "open")
     return job, child
 
 
 class Host(Launcher):
     """A launcher whose workers come by themselves, and are torchrun's to watch and restart."""
 
-    def __init__(self, crew: Crew, kept: Kept, door: socket.socket, sketch: dict[str, object]):
+    def __init__(self, crew: Crew, kept: Kept, door: Door):
         tally = Tally(crew.workers)
         kept.recount(tally)
         super().__init__(crew, tally, ())
-        self.kept_run, self.door, self.sketch = kept, door, sketch
+        self.kept_run, self.door = kept, door
+        self.came: set[int] = set()
 
     def serve(self) -> None:
-        done = self.run(self.kept_run.saved)
+        try:
+            done = self.run(self.kept_run.saved)
+        finally:
+            self.door.close()
         write_run(self.crew, self.kept_run, self.tally, done)
 
+    def _fork(self, number: int, main: Callable[[], None]) -> None:
+        def behind_the_door() -> None:
+            self.door.forget()
+            main()
+
+        super()._fork(number, behind_the_door)
+
     def _start_one(self, number: int) -> None:
-        """Let one in, whichever comes first."""
-        with self.door.accept()[0] as guest:
+        """Let one in, whichever comes first, and close the door behind the last."""
+        while not self._let_in(self.door.admit()):
+            continue
+        if len(self.came) == self.crew.workers:
+            self.door.close()
+
+    def _let_in(self, guest: Guest) -> bool:
+        """Whether this one takes part from now on."""
+        rank, request = guest.rank, guest.request
+        with guest.wire:
+            if request.difference or request.sketch != self.door.sketch:
+                different = request.difference or "they describe it differently"
+                reason = f"rank {rank} runs another script than rank 0: {different}"
+                self.door.turn_away(guest, reason)
+                raise RunError(reason)
+            if rank in self.came or not 0 <= rank < self.crew.workers:
+                has = "has come in already" if rank in self.came else "is not of this run"
+                self.door.turn_away(guest, f"rank {rank} {has}")
+                return False
             theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs, mine:
-                who, sketch = json.loads(guest.recv(LARGEST))
-                different = first_difference(self.sketch, sketch)
-                if different is not None:
-                    guest.send(f"rank {who} runs another script than rank 0: {different}".encode())
-                    raise RunError(f"rank {who} and rank 0 differ: {different}")
-                socket.send_fds(guest, [b"come in"], [self.crew.shared.arena.file, mine.fileno()])
-                self._hand_over(who, theirs)
+                if not self.door.let_in(guest, [self.crew.shared.arena.file, mine.fileno()]):
+                    return False
+                self._hand_over(rank, theirs)
+        self.came.add(rank)
+        return True
+
+    def _restart_all(self) -> NoReturn:
+        raise RunError("the server was killed")  # the ranks end, and torchrun starts them again
 
     def _left_alone(self) -> bool:
         return False  # nobody here is its child

@@ -123,6 +123,72 @@ def test_torchrun_with_a_process_for_each_shard(script: Path, tmp_path: Path) ->
     assert "identical at all 24 versions" in again.stdout, again.stderr
 
 
+# What rank 1 does before it joins: wait for the way in, then try it as another user and as its own.
+HOSTILE = """
+import os, pathlib, socket, time
+if os.environ["RANK"] == "1":
+    def ways():
+        names = [line.split()[-1] for line in open("/proc/net/unix") if "@offbeat" in line]
+        found = [name.replace("@", chr(0), 1).encode() for name in names]
+        run, port = os.environ["TORCHELASTIC_RUN_ID"], os.environ["MASTER_PORT"]
+        found = [name for name in found if f"{run} {port}".encode() in name]
+        for door in pathlib.Path(PLACE).glob("*/*.door"):  # by a short name
+            folder = os.open(door.parent, os.O_RDONLY)
+            found.append(f"/proc/self/fd/{folder}/{door.name}".encode())
+        return found
+    def attack(way):
+        wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wire.settimeout(20)
+        try:
+            wire.connect(way)
+            wire.send(b"[1, {}]")
+            while True:
+                said, handles, _, _ = socket.recv_fds(wire, 9999, 2)
+                if handles:
+                    return "got in"
+                if not said:
+                    return "refused"
+        except OSError as error:
+            return type(error).__name__
+    while not (there := ways()):
+        time.sleep(0.01)
+    pid = os.fork()
+    if pid == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        print("another user:", *map(attack, there), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("this user:", *map(attack, there), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="plays another user")
+def test_nobody_else_comes_in_under_torchrun(script: Path, tmp_path: Path) -> None:
+    place, out = tmp_path / "place", tmp_path / "run"
+    place.mkdir(0o711)
+    hostile = HOSTILE.replace("PLACE", repr(str(place)))
+    text = script.read_text().replace("ob.join()", f"ob.join(out={str(out)!r})")
+    script.write_text(hostile + text)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(place)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "another user: PermissionError" in done.stdout
+    assert "this user: refused" in done.stdout
+    assert "refused a connection to the ranks of this run: what it said makes no sense" in (
+        done.stderr
+    )
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+    assert list((place / "offbeat").iterdir()) == []
+
+
 def test_a_worker_that_dies_in_its_loop_is_forked_again(script: Path, tmp_path: Path) -> None:
     mark, out = tmp_path / "mark", tmp_path / "run"
     die = f"import os, pathlib; mark = pathlib.Path({str(mark)!r})\n" + " " * 8

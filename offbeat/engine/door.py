@@ -1,0 +1,428 @@
+"""The door of a run under torchrun: only processes of the same user that know its token come in.
+
+    private folder/NAME.door    the socket
+    private folder/NAME.pass    the token, and what the script of rank 0 is about
+    private folder/NAME.lock    held by whoever has the door open
+
+The folder is the user's alone (mode 0700), and NAME says which run it is.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import os
+import secrets
+import select
+import selectors
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from offbeat.errors import ConfigError, RunError
+
+LARGEST = 1 << 14  # bytes of a packet
+PENDING = 64  # connections that have not proved anything yet
+TELL = 2000  # letters of a difference
+TOKEN = 32  # bytes
+TRY_AGAIN = 0.02  # seconds until a door that is not there yet is tried again
+PARTS = ("door", "pass", "lock")
+
+
+class Packet(msgspec.Struct, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What goes through the door; nothing else is taken."""
+
+
+class Challenge(Packet):
+    """The host begins: whoever knows the token can answer for this number."""
+
+    number: bytes
+
+
+class Request(Packet):
+    """A rank wants to come in; `proof` is over all the rest and the challenge."""
+
+    rank: int
+    number: bytes  # the host has to answer for that one
+    sketch: bytes  # a hash of what its script is about
+    difference: str  # where it differs from rank 0's, in words
+    proof: bytes = b""
+
+
+class Admission(Packet):
+    """Come in: the handles that come with it are the run's memory and a wire to the server."""
+
+    proof: bytes
+
+
+class Refusal(Packet):
+    """Somebody of this run that cannot take part."""
+
+    reason: str
+    proof: bytes
+
+
+class Pass(msgspec.Struct, forbid_unknown_fields=True):
+    """What only this user's processes can read."""
+
+    token: bytes
+    sketch: dict[str, Any]
+
+
+class Guest(NamedTuple):
+    """One that has proved that it belongs to the run."""
+
+    rank: int
+    wire: socket.socket
+    request: Request
+    challenge: bytes
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_challenge = msgspec.msgpack.Decoder(Challenge).decode
+decode_answer = msgspec.msgpack.Decoder(Admission | Refusal).decode
+
+
+def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
+    """A sketch as it comes out of a file."""
+    return msgspec.json.decode(msgspec.json.encode(sketch), type=dict[str, Any])
+
+
+def hash_of(sketch: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(sketch, order="deterministic")).digest()
+
+
+def prove(token: bytes, who: bytes, *what: bytes) -> bytes:
+    """Only who knows the token can say this; the answer to one question serves for no other."""
+    return hmac.digest(token, encode([who, *what]), "sha256")
+
+
+def _proof_of(token: bytes, request: Request, challenge: bytes) -> bytes:
+    bare = msgspec.structs.replace(request, proof=b"")
+    return prove(token, b"rank", challenge, encode(bare))
+
+
+def user_of(wire: socket.socket) -> int:
+    """Who is at the other end, as the kernel knows it."""
+    told = wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
+    return int(struct.unpack("iII", told)[1])
+
+
+# ---------------------------------------------------------------- a folder of one's own
+
+
+def private_folder() -> int:
+    """A handle of a folder that no other user can look into."""
+    mine = os.geteuid()
+    places = [Path(tempfile.gettempdir()) / f"offbeat-{mine}"]
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        places.insert(0, Path(os.environ["XDG_RUNTIME_DIR"]) / "offbeat")
+    for place in places:
+        try:
+            with suppress(FileExistsError):
+                place.mkdir(0o700)
+            folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        found = os.fstat(folder)
+        if found.st_uid == mine and not stat.S_IMODE(found.st_mode) & 0o077:
+            return folder
+        os.close(folder)
+    raise ConfigError(
+        f"the ranks of this run meet in a folder that only this user may enter, and neither of "
+        f"{', '.join(map(str, places))} can be one: remove it, or set TMPDIR to a folder of your "
+        "own"
+    )
+
+
+class Files:
+    """The files of one door; paths go through the folder's handle, so that none is too long."""
+
+    def __init__(self, folder: int, name: str):
+        self.folder, self.name = folder, name
+
+    def path(self, part: str) -> str:
+        return f"/proc/self/fd/{self.folder}/{self.name}.{part}"
+
+    def remove(self, parts: tuple[str, ...] = PARTS) -> None:
+        for part in parts:  # the lock last: until then nobody else makes new ones
+            with suppress(FileNotFoundError):
+                os.unlink(self.path(part))
+
+    def lock(self, make: bool = True) -> int | None:
+        """A handle that is locked; None while another holds it, or if there is none to lock."""
+        while True:
+            try:
+                how = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
+                lock = os.open(self.path("lock"), how, 0o600)
+            except FileNotFoundError:
+                return None
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(lock), os.stat(self.path("lock"))):
+                    return lock
+            except FileNotFoundError:
+                pass  # its last holder has removed it meanwhile
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            os.close(lock)
+
+    def write_pass(self, found: Pass) -> None:
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(self.path("pass"), how, 0o600), "wb") as file:
+            file.write(msgspec.msgpack.encode(found))
+
+    def read_pass(self) -> Pass:
+        with open(self.path("pass"), "rb") as file:
+            return msgspec.msgpack.decode(file.read(), type=Pass)
+
+
+def sweep(folder: int) -> None:
+    """Remove what runs have left that were killed with their doors open."""
+    for entry in os.listdir(folder):
+        name, _, part = entry.rpartition(".")
+        if part != "lock":
+            continue
+        files = Files(folder, name)
+        lock = files.lock(make=False)
+        if lock is not None:
+            files.remove()
+            os.close(lock)
+
+
+# ---------------------------------------------------------------- the side of rank 0
+
+
+class Door:
+    """Open until all ranks are in. Whoever has not proved anything keeps nobody else waiting."""
+
+    def __init__(self, name: str, sketch: Mapping[str, Any], patience: float):
+        """After `patience` seconds a connection that says nothing is closed."""
+        self.patience, self.sketch = patience, hash_of(plain(sketch))
+        self.token = secrets.token_bytes(TOKEN)
+        self.refused: Counter[str] = Counter()
+        self.pending: dict[socket.socket, tuple[bytes, float]] = {}  # challenge and deadline
+        self.is_open = True
+        self.files = Files(private_folder(), name)
+        try:
+            self.lock = self._lock(time.monotonic() + patience)
+        except BaseException:
+            os.close(self.files.folder)
+            raise
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self.selector = selectors.DefaultSelector()
+        try:
+            sweep(self.files.folder)
+            self.files.remove(("door", "pass"))  # of a run of this name that was killed
+            self.files.write_pass(Pass(self.token, plain(sketch)))
+            self.listening.bind(self.files.path("door"))
+            self.listening.listen(PENDING)
+        except BaseException:
+            self.close()
+            raise
+        self.selector.register(self.listening, selectors.EVENT_READ)
+
+    def _lock(self, until: float) -> int:
+        """One that has just been killed may hold it for a moment."""
+        while (lock := self.files.lock()) is None:
+            if time.monotonic() > until:
+                raise ConfigError(
+                    "another run of this user with the same id and port is about to start: give "
+                    "torchrun another --rdzv-id or --master-port"
+                )
+            time.sleep(TRY_AGAIN)
+        return lock
+
+    def close(self) -> None:
+        """Nobody else comes in, and nothing is left behind."""
+        if self.is_open:
+            self.files.remove()
+            self.forget()
+
+    def forget(self) -> None:
+        """The door is another process's to close."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for guest in self.pending:
+            guest.close()
+        self.pending.clear()
+        self.selector.close()
+        self.listening.close()
+        os.close(self.lock)
+        os.close(self.files.folder)
+
+    def admit(self) -> Guest:
+        """Wait for the next one that belongs to this run."""
+        while True:
+            now = time.monotonic()
+            left = min((until for _, until in self.pending.values()), default=None)
+            for key, _ in self.selector.select(None if left is None else max(0.0, left - now)):
+                wire = key.fileobj
+                assert isinstance(wire, socket.socket)
+                if wire is self.listening:
+                    self._meet()
+                elif (guest := self._hear(wire)) is not None:
+                    return guest
+            now = time.monotonic()
+            for wire in [one for one, (_, until) in self.pending.items() if until <= now]:
+                self._refuse(wire, f"it said nothing for {self.patience:g} s")
+
+    def _meet(self) -> None:
+        try:
+            guest, _ = self.listening.accept()
+        except OSError:  # it has gone again
+            return
+        guest.setblocking(False)
+        user = user_of(guest)
+        if user != os.geteuid():
+            self._refuse(guest, f"it is of another user ({user})")
+            return
+        if len(self.pending) == PENDING:
+            self._refuse(next(iter(self.pending)), "too many others came before it had said who")
+        challenge = secrets.token_bytes(TOKEN)
+        self.pending[guest] = (challenge, time.monotonic() + self.patience)
+        self.selector.register(guest, selectors.EVENT_READ)
+        with suppress(OSError):  # one that is gone is heard of as one that said nothing
+            guest.send(encode(Challenge(challenge)))
+
+    def _hear(self, wire: socket.socket) -> Guest | None:
+        if wire not in self.pending:  # refused in this very turn
+            return None
+        challenge, _ = self.pending[wire]
+        try:
+            said = wire.recv(LARGEST + 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            said = b""
+        if not said or len(said) > LARGEST:
+            self._refuse(wire, "it said too much" if said else "it left without a word")
+            return None
+        try:
+            request = decode_request(said)
+        except msgspec.MsgspecError:
+            self._refuse(wire, "what it said makes no sense")
+            return None
+        if not hmac.compare_digest(request.proof, _proof_of(self.token, request, challenge)):
+            self._refuse(wire, "it does not know the token of this run")
+            return None
+        del self.pending[wire]
+        self.selector.unregister(wire)
+        wire.setblocking(True)
+        return Guest(request.rank, wire, request, challenge)
+
+    def _refuse(self, wire: socket.socket, why: str) -> None:
+        """Close a connection, and say so the first time that there is this reason."""
+        if self.pending.pop(wire, None) is not None:
+            self.selector.unregister(wire)
+        self.refused[why] += 1
+        wire.close()
+        if self.refused[why] == 1:
+            print(
+                f"offbeat: refused a connection to the ranks of this run: {why}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def let_in(self, guest: Guest, handles: list[int]) -> bool:
+        """Hand over the handles; False if the guest has died meanwhile."""
+        answer = encode(Admission(self._answer(b"come in", guest)))
+        try:
+            socket.send_fds(guest.wire, [answer], handles)
+        except OSError:
+            return False
+        return True
+
+    def turn_away(self, guest: Guest, reason: str) -> None:
+        answer = encode(Refusal(reason, self._answer(reason.encode(), guest)))
+        with suppress(OSError):
+            guest.wire.send(answer)
+
+    def _answer(self, what: bytes, guest: Guest) -> bytes:
+        return prove(self.token, b"host", guest.request.number, guest.challenge, what)
+
+
+# ---------------------------------------------------------------- the side of every rank
+
+
+Differ = Callable[[Mapping[str, Any], Mapping[str, Any]], str | None]
+
+
+class Visitor:
+    """A rank on its way in."""
+
+    def __init__(self, name: str, rank: int, sketch: Mapping[str, Any], differ: Differ):
+        """`differ` says in words where rank 0's sketch and this one differ."""
+        self.rank, self.sketch, self.differ = rank, plain(sketch), differ
+        self.files = Files(private_folder(), name)
+
+    def enter(
+        self, seconds: float, alive: Callable[[], None] = lambda: None
+    ) -> tuple[int, socket.socket]:
+        """The run's memory and a wire to the server; `alive` raises if there never will be any."""
+        until = time.monotonic() + seconds
+        try:
+            while True:
+                alive()
+                try:
+                    return self._enter(until)
+                except (OSError, msgspec.MsgspecError):
+                    # Not open yet, or one that is being closed, or a leftover of an earlier run.
+                    if time.monotonic() > until:
+                        raise RunError(
+                            f"rank 0 has let nobody in for {seconds:g} s: has it come to its loop?"
+                        ) from None
+                time.sleep(TRY_AGAIN)
+        finally:
+            os.close(self.files.folder)
+
+    def _enter(self, until: float) -> tuple[int, socket.socket]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wire:
+            wire.settimeout(max(TRY_AGAIN, until - time.monotonic()))
+            wire.connect(self.files.path("door"))
+            if user_of(wire) != os.geteuid():
+                raise ConnectionRefusedError
+            challenge = decode_challenge(wire.recv(LARGEST)).number
+            found = self.files.read_pass()  # written before the door was opened
+            number = secrets.token_bytes(TOKEN)
+            different = ""
+            if hash_of(found.sketch) != hash_of(self.sketch):
+                words = self.differ(found.sketch, self.sketch)
+                different = (words or "they describe it differently")[:TELL]
+            request = Request(self.rank, number, hash_of(self.sketch), different)
+            request.proof = _proof_of(found.token, request, challenge)
+            wire.send(encode(request))
+            said, handles, _, _ = socket.recv_fds(wire, LARGEST, 2)
+            try:
+                answer = decode_answer(said)
+                what = answer.reason.encode() if isinstance(answer, Refusal) else b"come in"
+                proof = prove(found.token, b"host", number, challenge, what)
+                if not hmac.compare_digest(answer.proof, proof):
+                    raise ConnectionRefusedError
+                if isinstance(answer, Refusal):
+                    raise ConfigError(answer.reason)
+                memory, mine = handles
+            except BaseException:
+                for handle in handles:
+                    os.close(handle)
+                raise
+            return memory, socket.socket(fileno=mine)
+
+
+def gone(handle: int) -> bool:
+    """Whether the process of this handle has ended."""
+    ending = select.poll()
+    ending.register(handle, select.POLLIN)
+    return bool(ending.poll(0))
