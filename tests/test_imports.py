@@ -154,7 +154,8 @@ LAYERS: dict[str, set[str]] = {
     "link.base": {"lease", "contribution"},
     "link.messages": {"lease", "link.cores", "log"},
     "link.memory": {"link.cores", "errors", "board", "store.home", "store.table", "link.posts"},
-    "link.group": {"store.table"},
+    "link.keys": set(),
+    "link.group": {"link.keys", "store.table"},
     "link.meeting": {
         *("contribution", "log", "replica.stream", "link", "store.parameters", "store.table"),
     },
@@ -240,7 +241,8 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "log", "job", "worker", "loop", "kept", "run", "script"),
         *("link", "report.summary", "store.core", "engine"),
     },
-    "engine.door": {"errors"},
+    "engine.private": {"errors"},
+    "engine.door": {"errors", "engine.private"},
     "engine.torchrun": {
         *("errors", "job", "kept", "script", "setup", "report.summary", "engine"),
     },

@@ -1,17 +1,13 @@
 """A server that keeps no parameters: it says who meets in a round, and when the mean counts."""
 
-import socket
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import cast
-
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from offbeat import board
 from offbeat.engine.server import Server, Watch
 from offbeat.errors import RunError
-from offbeat.link.group import HOST
+from offbeat.link.keys import KeyFile
 from offbeat.link.memory import Shared
 from offbeat.link.messages import (
     Apart,
@@ -74,12 +70,7 @@ class Rounds(Server):
         self.joining: list[int] = []  # who has come while a round was under way
         self.attempt = self.group = 0
         self.together: list[int] = []  # members of the group
-        listens = socket.create_server((HOST, 0))
-        self.port = listens.getsockname()[1]
-        self.keys = TCPStore(  # where the members of a group find each other
-            HOST, self.port, None, True, timedelta(seconds=60), wait_for_workers=False,
-            master_listen_fd=listens.detach(),
-        )  # fmt: skip
+        self.keys = KeyFile()  # where the members of a group find each other
         self.handlers |= {
             Met: self._met,
             Apart: self._apart,
@@ -126,8 +117,10 @@ class Rounds(Server):
         self.round.attempts += 1
         if anew:
             self.group += 1
+            self.keys.renew()
         self.together = list(self.round.members)
-        return Meet(self.attempt, self.group, sorted(self.round.members.items()), self.port)
+        members = sorted(self.round.members.items())
+        return Meet(self.attempt, self.group, members, self.keys.path, self.keys.secret)
 
     def _go(self, number: int, now: float) -> Go:
         """A worker that has just come gets what the others hold; the rest have it already."""

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from offbeat.link.keys import Keys
 from offbeat.store.table import Flat, combine
 
 PIECE = 16 << 20  # bytes that are added up in one go
-HOST = "127.0.0.1"
 
 # Makes a tensor that holds zeros the sum of chunks, one from each member, with these shares.
 Sum = Callable[[Tensor, Sequence[Tensor], Sequence[float]], None]
@@ -72,7 +71,7 @@ class Group:
     and its thread ends when gloo gives up. `failed` is told from that thread.
     """
 
-    def __init__(self, number: int, members: Sequence[int], me: int, keys: "Keys"):
+    def __init__(self, number: int, members: Sequence[int], me: int, keys: Keys):
         self.number, self.members, self.rank = number, list(members), list(members).index(me)
         self.keys = keys
         self.tasks: SimpleQueue[Callable[[Any], None] | None] = SimpleQueue()
@@ -108,6 +107,8 @@ class Group:
                 task(gloo)
         except Exception as error:  # whatever gloo says, the group is of no more use
             failed(f"{type(error).__name__}: {error}"[:500])
+        finally:
+            self.keys.close()
 
     @torch.no_grad()
     def _add(self, give: Tensor, get: Tensor, shares: Sequence[float], how: Sum, gloo: Any) -> None:
@@ -133,19 +134,3 @@ class Group:
         gloo._allgather_base(room, total).wait()
         if room is not get:
             get.copy_(room[:size])
-
-
-class Keys:
-    """Where members find each other: a store of keys that the server process keeps."""
-
-    def __init__(self, port: int, seconds: float):
-        self.port, self.seconds = port, timedelta(seconds=seconds)
-
-    def connect(self, number: int, rank: int, size: int) -> Any:
-        """Wait for the other members of group `number`."""
-        keys = dist.TCPStore(HOST, self.port, None, False, self.seconds)  # type: ignore[attr-defined]
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=HOST)]
-        options._timeout = self.seconds
-        prefix = dist.PrefixStore(str(number), keys)  # type: ignore[attr-defined]
-        return dist.ProcessGroupGloo(prefix, rank, size, options)

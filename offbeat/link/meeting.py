@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from offbeat.contribution import Contribution
 from offbeat.link.base import Refused
-from offbeat.link.group import Group, Keys, Piece, pieces_of, scaled
+from offbeat.link.group import Group, Piece, pieces_of, scaled
+from offbeat.link.keys import Keys
 from offbeat.link.memory import Slot
 from offbeat.link.messages import (
     Again,
@@ -114,7 +115,7 @@ class MeetingLink(SharedLink):
             self._leave()
         self.meet, self.given, self.summed = meet, 0, False
         if self.group is None and len(members) > 1:
-            keys = Keys(meet.port, self.seconds)
+            keys = Keys(meet.path, meet.secret, self.seconds)
             self.group = Group(meet.group, members, self.number, keys)
             self.group.start(lambda reason: self._ring(Apart(meet.group, reason)))
             # Memory of its own: a group that was left may still write its own.

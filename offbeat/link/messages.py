@@ -101,7 +101,8 @@ class Meet(Message):
     attempt: int
     group: int
     members: list[tuple[int, int]]  # a worker and its samples, by number
-    port: int  # where the members find each other
+    path: str  # of the file through which the members find each other
+    secret: bytes  # that they prove to each other
 
 
 class Apply(Message):

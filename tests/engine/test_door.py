@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from offbeat.engine import door as doors
+from offbeat.engine import private
 from offbeat.engine.door import Admission, Challenge, Door, Guest, Request, Visitor
 from offbeat.errors import ConfigError, RunError
 from offbeat.setup import first_difference
@@ -222,7 +223,7 @@ def test_a_door_that_is_open_is_not_opened_again() -> None:
 def test_a_folder_that_others_can_enter_is_not_used(
     runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doors.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(private.tempfile, "gettempdir", lambda: str(tmp_path))
     runtime.mkdir(0o755)
     runtime.chmod(0o755)
     other = tmp_path / f"offbeat-{os.geteuid()}"
@@ -250,7 +251,7 @@ def test_a_rank_does_not_believe_a_host_without_the_token(runtime: Path) -> None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(runtime / "run.door"))
         listening.listen()
-        token = msgspec.msgpack.encode(doors.Pass(b"the real one", SKETCH))
+        token = msgspec.msgpack.encode(private.Pass(b"the real one", SKETCH))
         (runtime / "run.pass").write_bytes(token)
 
         def pretend() -> None:
