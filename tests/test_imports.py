@@ -36,6 +36,7 @@ DOWNSTREAM = ("engine", "link", "replay", "train", "join", "report", "cli", "")
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "spelling": {"errors"},
+    "limits": set(),
     "task": {"errors"},
     "recipes": {"errors", "spelling", "task"},
     "choices": {"errors", "spelling"},
@@ -153,7 +154,9 @@ LAYERS: dict[str, set[str]] = {
     "link": set(),
     "link.base": {"lease", "contribution"},
     "link.messages": {"lease", "link.cores", "log"},
-    "link.memory": {"link.cores", "errors", "board", "store.home", "store.table", "link.posts"},
+    "link.memory": {
+        *("link.cores", "errors", "limits", "board", "store.home", "store.table", "link.posts"),
+    },
     "link.keys": set(),
     "link.group": {"link.keys", "store.table"},
     "link.meeting": {

@@ -4,8 +4,8 @@ import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -19,6 +19,15 @@ from offbeat.cli import options
 from offbeat.cli.output import print_json
 from offbeat.doctor import Finding, Host, Plan, examine, try_fork, verdict
 from offbeat.errors import OffbeatError
+from offbeat.limits import (
+    OWN,
+    available_memory,
+    memory_left_in,
+    quota_in,
+    tasks_left_in,
+    text_of,
+    tightest_of,
+)
 from offbeat.report.tables import console
 
 EXTRAS = ("scikit-learn", "matplotlib", "ray")
@@ -84,12 +93,10 @@ def findings_table(findings: Iterable[Finding]) -> Table:
 def here(folder: Path) -> Host:
     """The machine this runs on; checkpoints would go to `folder`."""
     files, ceiling = _limit("RLIMIT_NOFILE")
-    own = [Path("/proc/self/cgroup"), Path("/proc/self/mountinfo")]
-    membership, mounts = (_text(file) for file in own)
+    own = OWN.read()
 
     def tightest(controller: str, read: Callable[[Path], float | None]) -> float | None:
-        found = map(read, group_folders(controller, membership, mounts))
-        return min((limit for limit in found if limit is not None), default=None)
+        return tightest_of(own, controller, read)
 
     return Host(
         platform=sys.platform,
@@ -100,7 +107,7 @@ def here(folder: Path) -> Host:
         affinity=_affinity(),
         quota=tightest("cpu", quota_in),
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-        memory=available_memory(_text(Path("/proc/meminfo"))),
+        memory=available_memory(text_of(Path("/proc/meminfo"))),
         group_memory=_whole(tightest("memory", memory_left_in)),
         files=files,
         files_ceiling=ceiling,
@@ -112,73 +119,6 @@ def here(folder: Path) -> Host:
         writable=os.access(folder, os.W_OK),
         extras={name: _version(name) for name in EXTRAS},
     )
-
-
-def group_folders(controller: str, membership: str, mounts: str) -> Iterator[Path]:
-    """Folders of this process's control groups, own and parents': the limits of all bind it.
-
-    `membership` and `mounts` are the texts of /proc/self/cgroup and /proc/self/mountinfo. Both
-    versions of control groups are understood, and the mixture of them.
-    """
-    paths: dict[str, str] = {}
-    for line in membership.splitlines():
-        _, controllers, own = line.split(":", 2)
-        paths |= dict.fromkeys(controllers.split(","), own)
-    for line in mounts.splitlines():
-        place, _, filesystem = line.partition(" - ")
-        root, point = place.split()[3:5]
-        kind, _, settings = filesystem.split()[:3]
-        if kind == "cgroup2":
-            path = paths.get("")
-        elif kind == "cgroup" and controller in settings.split(","):
-            path = paths.get(controller)
-        else:
-            continue
-        if path is None:
-            continue
-        inside = PurePosixPath(path)
-        # Within a container the path may be the host's, and lead nowhere from here.
-        inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()
-        folder = Path(point) if ".." in inside.parts else Path(point) / inside
-        yield folder
-        yield from (above for above in folder.parents if above.is_relative_to(point))
-
-
-def quota_in(folder: Path) -> float | None:
-    """Cores that a control group may use."""
-    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
-    if not quota:
-        quota, period = (_text(folder / f"cpu.cfs_{word}_us") for word in ("quota", "period"))
-    allowed, each = _number(quota), _number(period)
-    return allowed / each if allowed and each and allowed > 0 else None
-
-
-def memory_left_in(folder: Path) -> int | None:
-    """Bytes that a control group may still use; files that are merely cached count as free."""
-    names = (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    )
-    for limit_file, used_file, cached in names:
-        limit, used = (_number(_text(folder / name)) for name in (limit_file, used_file))
-        if limit is not None and used is not None:
-            counts = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
-            return max(0, limit - used + int(counts.get(cached, 0)))
-    return None
-
-
-def tasks_left_in(folder: Path) -> int | None:
-    """Processes and threads that a control group may still start."""
-    limit, used = (_number(_text(folder / name)) for name in ("pids.max", "pids.current"))
-    return None if limit is None or used is None else max(0, limit - used)
-
-
-def available_memory(meminfo: str) -> int | None:
-    """Bytes that can be had without swapping, from the text of /proc/meminfo."""
-    for line in meminfo.splitlines():
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    return None
 
 
 def trouble(code: Callable[[], None]) -> str:
@@ -234,19 +174,6 @@ def tasks_of(user: int) -> int:
         except OSError:
             continue  # it ended meanwhile
     return count
-
-
-def _text(file: Path) -> str:
-    """What a file of the system says; nothing where it does not exist."""
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
-
-
-def _number(text: str) -> int | None:
-    text = text.strip()
-    return int(text) if text.lstrip("-").isdigit() else None
 
 
 def _whole(value: float | None) -> int | None:

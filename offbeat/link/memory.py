@@ -12,6 +12,7 @@ from torch import Tensor
 
 from offbeat.board import Cells, Row, new_board
 from offbeat.errors import ConfigError
+from offbeat.limits import memory_left
 from offbeat.link.cores import NOWHERE, Cores
 from offbeat.link.posts import FIELDS, Posts
 from offbeat.store.home import Home
@@ -54,14 +55,15 @@ class Arena:
         file = os.memfd_create("offbeat", os.MFD_CLOEXEC)
         try:
             # Reserved now, so that a machine with too little memory says so before the run.
-            if nbytes > _available():
-                raise OSError(12, "there is less free memory than that")
+            left = memory_left()
+            if left is not None and nbytes > left:
+                raise OSError(12, f"{left / 2**20:.0f} MiB are free")
             os.posix_fallocate(file, 0, nbytes)
         except OSError as error:
             os.close(file)
             raise ConfigError(
                 f"{nbytes / 2**20:.0f} MiB of shared memory are not to be had ({error.strerror}): "
-                "use fewer workers, a smaller model, or a machine with more memory"
+                "use fewer workers, a smaller model, or a machine or container with more memory"
             ) from error
         return file
 
@@ -81,14 +83,6 @@ class Arena:
     def close(self) -> None:
         """Give up the name of the memory; it goes with the last tensor in it."""
         os.close(self.file)
-
-
-def _available() -> int:
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 1 << 62
 
 
 @dataclass(frozen=True)

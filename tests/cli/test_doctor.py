@@ -12,6 +12,7 @@ import pytest
 from offbeat.cli import doctor
 from offbeat.doctor import Host
 from tests.cli.common import answers
+from tests.test_limits import group, mounted, own_groups
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 Capture = pytest.CaptureFixture[str]
@@ -193,114 +194,13 @@ def test_a_call_that_is_refused_says_why() -> None:
     assert doctor.trouble(lambda: None) == ""
 
 
-def test_available_memory_is_read() -> None:
-    assert doctor.available_memory("MemTotal: 99 kB\nMemAvailable:   20 kB\n") == 20 * 1024
-    assert doctor.available_memory("") is None
-
-
-def mounted(point: Path, kind: str, settings: str = "rw", root: str = "/") -> str:
-    return f"32 31 0:29 {root} {point} rw,relatime shared:9 - {kind} cgroup {settings}\n"
-
-
-def group(folder: Path, **files: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, value in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{value}\n")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("membership", "kind", "settings", "root", "wanted"),
-    [
-        ("0::/a/b\n", "cgroup2", "rw", "/", ["a/b", "a", "."]),
-        ("0::/\n", "cgroup2", "rw", "/", ["."]),
-        ("4:memory:/a\n0::/z\n", "cgroup", "rw,memory", "/", ["a", "."]),
-        ("4:cpu,memory:/a\n", "cgroup", "rw,memory,cpu", "/", ["a", "."]),
-        ("4:memory:/box/a\n", "cgroup", "rw,memory", "/box", ["a", "."]),
-        ("4:memory:/elsewhere\n", "cgroup", "rw,memory", "/box", ["."]),
-        ("0::/../../up\n", "cgroup2", "rw", "/", ["."]),
-        ("4:memory:/a\n", "cgroup", "rw,cpu", "/", []),
-        ("4:memory:/a\n", "cgroup2", "rw", "/", []),
-        ("", "cgroup2", "rw", "/", []),
-    ],
-)
-def test_groups_are_found_with_their_parents(
-    membership: str, kind: str, settings: str, root: str, wanted: list[str]
-) -> None:
-    point = Path("/groups")
-    mounts = mounted(Path("/other"), "tmpfs") + mounted(point, kind, settings, root)
-    assert list(doctor.group_folders("memory", membership, mounts)) == [
-        point / folder for folder in wanted
-    ]
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu__max": "150000 100000"}, 1.5),
-        ({"cpu__max": "max 100000"}, None),
-        ({"cpu__cfs_quota_us": 50000, "cpu__cfs_period_us": 100000}, 0.5),
-        ({"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000}, None),
-        ({}, None),
-    ],
-)
-def test_the_quota_of_a_group(tmp_path: Path, files: dict[str, object], cores: object) -> None:
-    assert doctor.quota_in(group(tmp_path, **files)) == cores
-
-
-@pytest.mark.parametrize(
-    ("files", "left"),
-    [
-        ({"memory__max": 1000, "memory__current": 300}, 700),
-        (
-            {
-                "memory__max": 1000,
-                "memory__current": 300,
-                "memory__stat": "anon 1\ninactive_file 200",
-            },
-            900,
-        ),
-        ({"memory__max": "max", "memory__current": 300}, None),
-        ({"memory__max": 100, "memory__current": 300}, 0),
-        (
-            {
-                "memory__limit_in_bytes": 1000,
-                "memory__usage_in_bytes": 900,
-                "memory__stat": "inactive_file 1\ntotal_inactive_file 50",
-            },
-            150,
-        ),
-        ({}, None),
-    ],
-)
-def test_the_memory_left_in_a_group(tmp_path: Path, files: dict[str, object], left: object) -> None:
-    assert doctor.memory_left_in(group(tmp_path, **files)) == left
-
-
-@pytest.mark.parametrize(
-    ("files", "left"),
-    [
-        ({"pids__max": 100, "pids__current": 30}, 70),
-        ({"pids__max": "max", "pids__current": 30}, None),
-        ({"pids__max": 10, "pids__current": 30}, 0),
-        ({}, None),
-    ],
-)
-def test_the_processes_left_in_a_group(
-    tmp_path: Path, files: dict[str, object], left: object
-) -> None:
-    assert doctor.tasks_left_in(group(tmp_path, **files)) == left
-
-
 def test_the_tightest_of_own_and_parents_groups_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = tmp_path / "groups"
     group(point / "a", memory__max=10**6, memory__current=0, cpu__max="300000 100000")
     group(point / "a" / "b", memory__max=10**9, memory__current=0, cpu__max="200000 100000")
-    texts = {"/proc/self/cgroup": "0::/a/b\n", "/proc/self/mountinfo": mounted(point, "cgroup2")}
-    plain = doctor._text
-    monkeypatch.setattr(doctor, "_text", lambda file: texts.get(str(file)) or plain(file))
+    monkeypatch.setattr(doctor, "OWN", own_groups(tmp_path, "0::/a/b\n", mounted(point, "cgroup2")))
     host = doctor.here(tmp_path)
     assert (host.quota, host.group_memory, host.group_tasks) == (2.0, 10**6, None)
 

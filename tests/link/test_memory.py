@@ -58,7 +58,7 @@ def test_the_memory_stays_while_a_tensor_is_in_it_and_goes_with_it():
 
 
 def test_too_little_memory_is_told_with_what_to_do(monkeypatch):
-    monkeypatch.setattr(memory, "_available", lambda: 2 * PAGE)
+    monkeypatch.setattr(memory, "memory_left", lambda: 2 * PAGE)
     with nothing_left():
         with pytest.raises(
             ConfigError, match=r"of shared memory are not to be had .*fewer workers"
