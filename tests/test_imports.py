@@ -73,7 +73,7 @@ LAYERS: dict[str, set[str]] = {
     "replica.flow": {"lease", "store.table", "replica.part", "replica.passes"},
     "replica.turns": {
         *("errors", "lease", "link.mesh", "link.peers", "replica.part", "replica.tensor"),
-        *("layout.cut", "layout.shards", "layout.stages", "layout.tree"),
+        *("layout.copies", "layout.cut", "layout.shards", "layout.stages", "layout.tree"),
     },
     "replica.split": {
         *("lease", "store.table", "replica.part", "replica.stream", "replica.whole"),
@@ -130,8 +130,9 @@ LAYERS: dict[str, set[str]] = {
     "layout": set(),
     "layout.value": {"errors", "spelling"},
     "layout.tree": {"errors"},
+    "layout.copies": set(),
     "layout.blocks": {"errors", "spelling"},
-    "layout.stages": {"errors", "layout.blocks", "layout.tree"},
+    "layout.stages": {"errors", "layout.blocks", "layout.copies", "layout.tree"},
     "layout.shards": {"errors", "spelling"},
     "layout.cut": {"layout.blocks", "layout.shards", "layout.stages", "layout.value"},
     "layout.settle": {"errors", "choices", "discipline", "layout"},
@@ -144,7 +145,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "layout.measure": {
         *("errors", "layout.blocks", "layout.costs", "layout.shards", "layout.stages"),
-        "layout.tree",
+        *("layout.copies", "layout.tree"),
     },
     "layout.explain": {
         *("errors", "pace", "layout.value", "layout.blocks", "layout.costs", "layout.plan"),
@@ -202,7 +203,7 @@ LAYERS: dict[str, set[str]] = {
         *("replica.flow", "engine.team", "engine.bench"),
     },
     "engine.verify": {
-        *("errors", "discipline", "job", "lease", "layout.cut", "link.memory"),
+        *("errors", "discipline", "job", "lease", "layout.copies", "layout.cut", "link.memory"),
         *("replica.objective", "store.table", "engine"),
     },
     "engine.split": {

@@ -16,6 +16,7 @@ from offbeat.engine.split import SplitReplica
 from offbeat.engine.team import SplitSender
 from offbeat.errors import RunError
 from offbeat.job import Job, Numbers
+from offbeat.layout.copies import same_chance
 from offbeat.layout.cut import Cut
 from offbeat.lease import Lease
 from offbeat.link.memory import Plan, Shared, Slot
@@ -49,7 +50,8 @@ def verify(job: Job, threads: int = 1) -> list[Difference]:
     assert isinstance(job.content, Numbers)
     assert job.content.cut is not None
     lease = Lease(0, 0, min(job.batch_size, job.samples))
-    wanted = _alone(job.content, lease)
+    with same_chance(job.content.model):
+        wanted = _alone(job.content, lease)
     cut = job.content.cut
     if cut.layout.precision == "fp16":  # a scale that no gradient overflows is not known yet
         cut = replace(cut, layout=replace(cut.layout, precision="float32"))

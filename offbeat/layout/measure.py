@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from offbeat.errors import ConfigError
 from offbeat.layout.blocks import Block
+from offbeat.layout.copies import tried
 from offbeat.layout.costs import BlockCost, Profile, Shared
 from offbeat.layout.shards import GATHERED, ROW, dims
 from offbeat.layout.stages import Stage
@@ -57,19 +58,17 @@ def profile(
 
     `words` are of the modules that processes can share: what of a block's cost is theirs.
 
-    Times are medians over `repeats` passes in training mode, after some to warm up. The model's
-    gradients, statistics and modes, and the random state, are left as they were.
+    Times are medians over `repeats` passes in training mode, after some to warm up, of a copy: the
+    model itself and the random state are left as they were.
     """
     if repeats < 1:
         raise ConfigError(f"repeats must be at least 1, not {repeats}; write repeats={REPEATS}")
-    runs = []
-    for block in blocks:
-        stage = Stage(model, (block,))
-        runs.append(_Run(stage, [p for p in stage.parameters() if p.requires_grad]))
     samples = batch_size(sample)
-    with _undisturbed(model):
-        for run in runs:
-            run.stage.train()
+    with tried(model) as own:
+        runs = []
+        for block in blocks:
+            stage = Stage(own, (block,)).train()
+            runs.append(_Run(stage, [p for p in stage.parameters() if p.requires_grad]))
         _remember(runs, sample, precision)
         costs = [_bytes(run, after) for run, after in zip(runs, [*runs[1:], None], strict=True)]
         passes = [_timed(runs, sample, precision, clock) for _ in range(WARM_UP + repeats)]
@@ -249,22 +248,3 @@ def _addresses(found: Iterable[Tensor]) -> set[int]:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-# ---------------------------------------------------------------- leaving no trace
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Modes, buffers and random numbers are afterwards what they were before."""
-    modes = [(module, module.training) for module in model.modules()]
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(before[name])

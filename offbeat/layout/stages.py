@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from offbeat.errors import ConfigError
 from offbeat.layout.blocks import ANNOTATION, Block, Tie
+from offbeat.layout.copies import tried
 from offbeat.layout.tree import mapped, tensors
 
 # Of the last digits: a model in parts may add up in another order than the whole.
@@ -107,20 +108,15 @@ def check_same(model: nn.Module, blocks: Sequence[Block], sample: Any) -> None:
     """Refuse blocks that, run one after the other, are another function than the model."""
     if isinstance(model, nn.ModuleList | nn.ModuleDict):
         return  # these have no forward to compare with
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        # Without dropout and without statistics that move, both are functions of the sample.
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            # Copies, for blocks that write in place.
-            wanted = list(tensors(model(mapped(Tensor.clone, sample))))
-            value = mapped(Tensor.clone, sample)
-            for stage in cut(model, blocks, range(len(blocks))):
-                value = stage(value)
-            found = list(tensors(value))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    # Without dropout and without statistics that move, both are functions of the sample.
+    with tried(model) as own, torch.no_grad():
+        own.eval()
+        # Copies, for blocks that write in place.
+        wanted = list(tensors(own(mapped(Tensor.clone, sample))))
+        value = mapped(Tensor.clone, sample)
+        for stage in cut(own, blocks, range(len(blocks))):
+            value = stage(value)
+        found = list(tensors(value))
     if not near(wanted, found):
         raise ConfigError(
             f"the blocks of {type(model).__name__}, run one after the other, do not give what the "

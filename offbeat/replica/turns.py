@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import ConfigError, RunError
+from offbeat.layout.copies import tried
 from offbeat.layout.cut import Cut
 from offbeat.layout.shards import ANNOTATION
 from offbeat.layout.stages import near
@@ -175,6 +176,11 @@ class Turns(Part):
 
 def check(cut: Cut, model: nn.Module, sample: Any) -> None:
     """Refuse a plan with which the model gives something else, or gradients that are wrong."""
+    with tried(model) as own:
+        _check(cut, own, sample)
+
+
+def _check(cut: Cut, model: nn.Module, sample: Any) -> None:
     assert cut.shards is not None
     whole = _Trial(cut, model)
     whole(sample)
