@@ -13,9 +13,10 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,10 +24,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 RETRY = 1000  # milliseconds after which a page tries again
 HEARTBEAT = 5.0  # seconds after which a silent stream says that it is alive
 LINE = 2**24  # bytes of the largest picture
+PROVE = 5.0  # seconds in which a connection has to show the token
+STRANGERS, KNOWN = 64, 64  # connections that have not shown it, and that have
 LOOPBACK = ("127.0.0.1", "localhost")
 FILES = {
     "": ("page.html", "text/html"),
@@ -90,11 +94,79 @@ class News:
             yield b"id: %d\ndata: %b\n\n" % (seen, self.picture)
 
 
+class Timer(Protocol):
+    def cancel(self) -> None:
+        """It is not to ring any more."""
+
+
+# Calls a function after so many seconds.
+Later = Callable[[float, Callable[[], None]], Timer]
+Address = tuple[str, int]
+
+
+class Visitors:
+    """The connections by their addresses: those that have shown the token, and the others.
+
+    The others are closed after a while, or when there are too many of them, the first one first;
+    so they take no place of one that has the token.
+    """
+
+    def __init__(self, later: Later):
+        self.later = later
+        self.strangers: dict[Address, tuple[Callable[[], None], Timer]] = {}
+        self.known: set[Address] = set()
+
+    def came(self, who: Address, close: Callable[[], None]) -> None:
+        if len(self.strangers) >= STRANGERS:
+            self._close(next(iter(self.strangers)))
+        self.strangers[who] = (close, self.later(PROVE, lambda: self._close(who)))
+
+    def proved(self, who: Address) -> bool:
+        """It has shown the token; False if there is no place even so."""
+        if who in self.known:
+            return True
+        if len(self.known) >= KNOWN:
+            return False
+        self._forget(who)
+        self.known.add(who)
+        return True
+
+    def left(self, who: Address) -> None:
+        self._forget(who)
+        self.known.discard(who)
+
+    def _close(self, who: Address) -> None:
+        found = self._forget(who)
+        if found is not None:
+            found()
+
+    def _forget(self, who: Address) -> Callable[[], None] | None:
+        close, timer = self.strangers.pop(who, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return close
+
+
+def watched_by(visitors: Visitors) -> type[asyncio.Protocol]:
+    """uvicorn's connections, of which the visitors hear when they come and go."""
+
+    class Watched(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            visitors.came(transport.get_extra_info("peername"), transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            visitors.left(self.transport.get_extra_info("peername"))
+            super().connection_lost(exc)
+
+    return Watched
+
+
 class Guard:
     """Lets in only requests from this machine, to this address, with the token, that only read."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int):
-        self.app, self.token = app, token.encode()
+    def __init__(self, app: ASGIApp, token: str, port: int, visitors: Visitors | None = None):
+        self.app, self.token, self.visitors = app, token.encode(), visitors
         self.hosts = {f"{name}:{port}".encode() for name in LOOPBACK}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,6 +174,7 @@ class Guard:
             return
         refused = self.refusal(scope)
         if refused is not None:
+            refused.headers["Connection"] = "close"
             await refused(scope, receive, with_headers(send))
             return
         # What lies behind sees the path without the token, so that it cannot repeat it.
@@ -121,6 +194,8 @@ class Guard:
         _, first, *rest = scope["path"].split("/", 2)
         if not secrets.compare_digest(first.encode(), self.token):
             return PlainTextResponse("not found", 404)
+        if self.visitors is not None and not self.visitors.proved(tuple(client)):
+            return PlainTextResponse("too many pages are open", 503)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("only GET", 405, {"Allow": "GET, HEAD"})
         if not rest:  # relative addresses need the slash
@@ -138,7 +213,7 @@ def with_headers(send: Send) -> Send:
     return sending
 
 
-def make_app(news: News, token: str, port: int) -> ASGIApp:
+def make_app(news: News, token: str, port: int, visitors: Visitors) -> ASGIApp:
     """The page, its parts, and the stream of pictures."""
     here = Path(__file__).parent
 
@@ -154,7 +229,8 @@ def make_app(news: News, token: str, port: int) -> ASGIApp:
     async def events(request: Request) -> Response:
         return StreamingResponse(news.stream(), media_type="text/event-stream")
 
-    return Guard(Starlette(routes=[*map(file, FILES), Route("/events", events)]), token, port)
+    pages = Starlette(routes=[*map(file, FILES), Route("/events", events)])
+    return Guard(pages, token, port, visitors)
 
 
 async def serve(listening: socket.socket) -> None:
@@ -167,19 +243,18 @@ async def serve(listening: socket.socket) -> None:
     token = (await reader.readline()).decode().strip()
     if not token:  # the run was over at once
         return
-    news = News()
+    news, visitors = News(), Visitors(loop.call_later)
     server = uvicorn.Server(
         uvicorn.Config(
-            make_app(news, token, listening.getsockname()[1]),
+            make_app(news, token, listening.getsockname()[1], visitors),
             log_config=None,
             access_log=False,
             server_header=False,
             lifespan="off",
-            http="h11",
+            http=watched_by(visitors),
             ws="none",
             loop="asyncio",
             proxy_headers=False,  # nobody may say that he is somebody else
-            limit_concurrency=64,
             timeout_graceful_shutdown=1,
         )
     )

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +20,7 @@ import pytest
 import offbeat as ob
 from offbeat.errors import ConfigError
 from offbeat.watch import Watch, feed
-from offbeat.watch.serve import Guard
+from offbeat.watch.serve import KNOWN, PROVE, STRANGERS, Guard, Visitors
 from tests.contract.common import problem, run
 from tests.engine.common import nothing_left
 from tests.watch.common import fake_store, going, gone, join, part, pull, update
@@ -131,6 +133,91 @@ def test_whoever_wants_more_than_to_read_is_refused(watch: Watch, method: str) -
     assert watch.address
     caller = Caller(watch.address)
     assert caller.status(caller.path, method) == 405
+
+
+# ---------------------------------------------------------------- who keeps others out
+
+
+def test_idle_connections_take_no_place_of_those_with_the_token(watch: Watch) -> None:
+    assert watch.address
+    caller = Caller(watch.address)
+    with ExitStack() as idle:
+        lines = [
+            idle.enter_context(socket.create_connection((caller.host, caller.port), timeout=60))
+            for _ in range(STRANGERS + 8)
+        ]
+        for line in lines[::2]:  # and those that never come to the point
+            line.sendall(b"GET /")
+        for _ in range(3):
+            assert caller.status(caller.path) == 200
+        assert lines[0].recv(10) == b""  # the first of too many
+
+
+def test_one_without_the_token_is_sent_away_with_its_answer(watch: Watch) -> None:
+    assert watch.address
+    answer, line = Caller(watch.address).ask("/wrong/")
+    assert answer.status == 404
+    assert answer.headers["Connection"] == "close"
+    line.close()
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: list[tuple[float, Any]] = []
+
+    def later(self, seconds: float, action: Any) -> "Clock":
+        one = Clock()
+        one.due = [(self.now + seconds, action)]
+        self.due.append((self.now + seconds, one))
+        return one
+
+    def cancel(self) -> None:
+        self.due = []
+
+    def pass_to(self, now: float) -> None:
+        self.now = now
+        for at, timer in self.due:
+            if at <= now:
+                for _, action in timer.due:
+                    action()
+                timer.cancel()
+
+
+def test_a_connection_has_a_while_to_show_the_token() -> None:
+    clock, closed = Clock(), list[int]()
+    visitors = Visitors(clock.later)
+    for port in range(4):
+        visitors.came(("127.0.0.1", port), partial(closed.append, port))
+        clock.pass_to(clock.now + PROVE / 8)
+    assert visitors.proved(("127.0.0.1", 1))
+    visitors.left(("127.0.0.1", 2))
+    clock.pass_to(PROVE)
+    assert closed == [0]
+    clock.pass_to(10 * PROVE)
+    assert closed == [0, 3]
+    assert visitors.known == {("127.0.0.1", 1)}
+    assert not visitors.strangers
+
+
+def test_of_too_many_without_the_token_the_first_one_goes() -> None:
+    closed = list[int]()
+    visitors = Visitors(Clock().later)
+    for port in range(STRANGERS + 2):
+        visitors.came(("127.0.0.1", port), partial(closed.append, port))
+    assert closed == [0, 1]
+
+
+def test_there_are_so_many_places_for_those_with_the_token() -> None:
+    visitors = Visitors(Clock().later)
+    for port in range(KNOWN):
+        assert visitors.proved(("127.0.0.1", port))
+    assert not visitors.proved(("127.0.0.1", KNOWN))
+    assert visitors.proved(("127.0.0.1", 0))  # it has one already
+    visitors.left(("127.0.0.1", 7))
+    assert visitors.proved(("127.0.0.1", KNOWN))
 
 
 def test_no_file_but_its_own_is_served(watch: Watch) -> None:
