@@ -87,6 +87,7 @@ class Job:
     codec: Codec | None = None
     nonfinite: Literal["stop", "skip"] = "stop"
     hash_every: int = 1
+    drop_last: bool = False  # whether an epoch ends with its last whole batch
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -100,7 +101,7 @@ class Job:
 
     def check(self) -> None:
         """Make everything once that may refuse to be made, before a run begins."""
-        Leases(self.samples, self.batch_size, self.epochs)
+        self.leases()
         store = self.make_store(Log())
         self.make_worker(store, 0, 1)
 
@@ -122,16 +123,29 @@ class Job:
 
     @property
     def samples(self) -> int:
+        """What is trained on in each epoch."""
+        return self._there - self.left_out
+
+    @property
+    def left_out(self) -> int:
+        """Samples of each epoch that make no whole batch; other ones each time, if shuffled."""
+        few = self._there < self.batch_size  # which is refused
+        return self._there % self.batch_size if self.drop_last and not few else 0
+
+    @property
+    def _there(self) -> int:
         return self.content.samples if isinstance(self.content, Ghost) else len(self.content.reader)
+
+    def leases(self) -> Leases:
+        return Leases(self.samples, self.batch_size, self.epochs, self.left_out)
 
     def make_store(
         self, log: Log, flats: Sequence[Flat] | None = None, cells: Cells | None = None
     ) -> Store:
         """The store, in this process's own memory or with parameters and board where they are."""
-        leases = Leases(self.samples, self.batch_size, self.epochs)
         parameters = self.make_parameters(flats)
         store = Store(
-            self.discipline, self.workers, leases, log, parameters, self.hash_every, cells
+            self.discipline, self.workers, self.leases(), log, parameters, self.hash_every, cells
         )
         if isinstance(self.content, Ghost):
             store.pull_bytes = self.content.nbytes

@@ -222,8 +222,12 @@ class Member:
         epochs: int = 1,
         shuffle: bool = True,
         collate: Collate | None = None,
+        drop_last: bool = False,
     ) -> Iterator[Any]:
-        """This worker's share of all batches of all epochs; each is followed by one step."""
+        """This worker's share of all batches of all epochs; each is followed by one step.
+
+        With `drop_last` an epoch ends with its last whole batch.
+        """
         if self._seat is not None:
             raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")
         if self._model is None:
@@ -252,6 +256,7 @@ class Member:
             optimizer.groups,
             shuffle,
             collate,
+            drop_last,
         )
         self._seat = self._host.seat(wanted)
         if self._settings.layout is not None:

@@ -25,8 +25,9 @@ class Lease(NamedTuple):
 class Ledger:
     """Of every sample of every epoch: applied once, dropped, skipped or repeated."""
 
-    def __init__(self, samples: int):
-        self.samples = samples
+    def __init__(self, samples: int, left_out: int = 0):
+        """`left_out` are samples of each epoch that make no whole batch, beside `samples`."""
+        self.samples, self.left_out = samples, left_out
         self.done: list[dict[str, int]] = []  # counts of finished epochs, in order
         self.open: dict[int, dict[tuple[int, int], int]] = {}  # times applied, per range
         self.lost: dict[int, dict[str, int]] = {}  # dropped and skipped, per open epoch
@@ -91,7 +92,8 @@ class Ledger:
 
     def summary(self) -> list[dict[str, int]]:
         """Counts of every epoch that has begun."""
-        return self.done + [self._counts(epoch) for epoch in sorted(self.open)]
+        counts = self.done + [self._counts(epoch) for epoch in sorted(self.open)]
+        return [one | {"left_out": self.left_out} for one in counts] if self.left_out else counts
 
     def state(self) -> dict[str, Any]:
         runs = {str(epoch): _runs(self.times(epoch)) for epoch in self.open}
@@ -129,7 +131,7 @@ def _from_runs(runs: list[list[int]]) -> dict[tuple[int, int], int]:
 class Leases:
     """Hands out the samples of all epochs, one lease at a time; those of the lost go out again."""
 
-    def __init__(self, samples: int, batch: int, epochs: int):
+    def __init__(self, samples: int, batch: int, epochs: int, left_out: int = 0):
         if samples < 1:
             raise ConfigError("the dataset is empty: there is nothing to train on")
         if batch < 1 or epochs < 1:
@@ -140,7 +142,7 @@ class Leases:
                 f"use batch_size={samples} or less"
             )
         self.batch, self.epochs = batch, epochs
-        self.ledger = Ledger(samples)
+        self.ledger = Ledger(samples, left_out)
         self.held: dict[int, list[Lease]] = {}
         self.returned: deque[Lease] = deque()
         self.epoch, self.position = 0, 0

@@ -134,6 +134,7 @@ def _job(
 ) -> Job:
     for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate"):
         options.setdefault(key, config[key])
+    options.setdefault("drop_last", config.get("drop_last", False))
     options["layout"] = layout
     wanted = Essentials(
         *code,

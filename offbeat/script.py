@@ -72,6 +72,7 @@ class Wanted:
     groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None
     shuffle: bool = True
     collate: Collate | None = None
+    drop_last: bool = False
 
     @property
     def rule(self) -> OptimizerFactory | None:
@@ -95,7 +96,7 @@ class Wanted:
         )
         kept = ("codec", "shards", "policies", "nonfinite", "hash_every")
         options = {name: getattr(settings, name) for name in kept}
-        mine = ("schedule", "clip", "groups", "shuffle", "collate")
+        mine = ("schedule", "clip", "groups", "shuffle", "collate", "drop_last")
         options |= {name: getattr(self, name) for name in mine}
         return make_job(essentials, options | {"layout": self._layout()})
 
@@ -117,6 +118,7 @@ class Wanted:
             "epochs": self.epochs,
             "samples": len(self.data),  # type: ignore[arg-type]
             "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
             "optimizer": describe_optimizer(self.rule),
         }
 

@@ -22,7 +22,7 @@ from offbeat.layout.cut import Cut
 from offbeat.layout.settle import Around, settle
 from offbeat.layout.tree import batch_size, head, tensors
 from offbeat.layout.value import Layout
-from offbeat.replica import objective, turns
+from offbeat.replica import last, objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
 from offbeat.spelling import nearest
@@ -42,6 +42,7 @@ from offbeat.trial import try_batch
 
 _HASHED = 128 << 10  # bytes to hash for each update
 _RAREST = 25  # versions at most between two hashes
+ABSENT = {"drop_last": False}  # what descriptions mean that were written before there was a choice
 
 
 class Options(TypedDict, total=False):
@@ -56,6 +57,7 @@ class Options(TypedDict, total=False):
     accumulate: int  # parts in which a batch is computed
     collate: Collate | None
     shuffle: bool
+    drop_last: bool  # leave out the samples at the end of an epoch that make no whole batch
     nonfinite: Literal["stop", "skip"]
     hash_every: int | None  # versions between two hashes in the log; None: more for large models
     layout: Layout | str | None  # how each replica is split over processes: "pp=2"
@@ -99,6 +101,8 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     if options.get("layout") is not None:
         check_hooks(model)
     accumulate = at_least("accumulate", options.get("accumulate", 1), 1)
+    if not isinstance(options.get("drop_last", False), bool):
+        raise ConfigError(f"drop_last must be True or False, not {options['drop_last']!r}")
     collate, shuffle = options.get("collate"), options.get("shuffle", True)
     reader = Reader(wanted.data, wanted.seed, shuffle, collate)
     cut = _cut(wanted, options, model, reader)
@@ -122,8 +126,10 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         _codec(options.get("codec")),
         options.get("nonfinite", "stop"),
         _hash_every(options.get("hash_every"), model),
+        options.get("drop_last", False),
     )
     job.check()
+    last.check(job, wanted.loss)
     return job
 
 
@@ -272,6 +278,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "nonfinite": job.nonfinite,
         "hash_every": job.hash_every,
         "shuffle": numbers.reader.shuffle,
+        "drop_last": job.drop_last,
         "shards": count(numbers.placement),
         "optimizer": describe_optimizer(optimizer),
         "schedule": _describe_schedule(numbers),
@@ -347,7 +354,7 @@ def optimizer_from(described: Mapping[str, Any] | None) -> OptimizerFactory | No
 def first_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     """Where two descriptions differ first, in words; the model's tensors one by one."""
     for key, value in here.items():
-        other = saved.get(key)
+        other = saved.get(key, ABSENT.get(key))
         if key == "model" and value != other:
             ours, theirs = list(value), list(other or [])
             for index in range(max(len(ours), len(theirs))):

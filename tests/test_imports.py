@@ -126,6 +126,9 @@ LAYERS: dict[str, set[str]] = {
         *("layout.cut", "link.mesh"),
         *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
     },
+    "replica.last": {
+        *("errors", "job", "lease", "layout.copies", "replica.objective", "replica.part"),
+    },
     "pace": {"errors", "spelling"},
     "layout": set(),
     "layout.value": {"errors", "spelling"},

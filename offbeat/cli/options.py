@@ -52,6 +52,9 @@ Cluster = Annotated[
 ]
 Workers = Annotated[int | None, _in(TRAINING, "Equal workers, 4 unless given.", "-n", "--workers")]
 BatchSize = Annotated[int | None, _in(TRAINING, "Samples per step; else the task's own.")]
+DropLast = Annotated[
+    bool, _in(TRAINING, "Leave out what makes no whole batch at an epoch's end.", "--drop-last")
+]
 Epochs = Annotated[int | None, _in(TRAINING, "Passes over the data, 1 unless given.")]
 Rate = Annotated[float | None, _in(TRAINING, "Learning rate; else the task's own.")]
 Codec = Annotated[

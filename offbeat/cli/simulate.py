@@ -34,6 +34,7 @@ def simulate(
     cluster: options.Cluster = None,
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
+    drop_last: options.DropLast = False,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
     codec: options.Codec = None,
@@ -104,6 +105,7 @@ def simulate(
                 origin=origin.origin,
                 shards=shards,
                 nonfinite=nonfinite.value,
+                drop_last=drop_last,
                 **{key: value for key, value in settings.items() if value is not None},
             )
         except KeyboardInterrupt:
@@ -117,7 +119,7 @@ def simulate(
 
 _TRAINING_ONLY = (
     *("recipe", "option", "script", "epochs", "lr", "codec", "layout", "out", "resume"),
-    *("evaluate_every", "checkpoint_every", "tensorboard", "csv"),
+    *("evaluate_every", "checkpoint_every", "tensorboard", "csv", "drop_last"),
 )
 
 

@@ -57,6 +57,7 @@ class Plan:
     on: Speeds = field(default_factory=Here)
     layout: str | None = None  # of every replica; a device is then one replica
     batch_size: int | None = None  # 128, or less where that is more than the data can feed
+    drop_last: bool = False
     epochs: int | None = None  # enough for 500 steps of one device
     evaluate_every: int | None = None  # samples; once an epoch, and ten times a run at the least
     repeat: int = 1
@@ -172,6 +173,7 @@ class Plan:
             "epochs": self.epochs,
             "evaluate_every": self.evaluate_every,
             "seed": self.seed,
+            **({"drop_last": True} if self.drop_last else {}),
         }
 
     def axes(self) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class _Runner:
                     listeners=self.listeners,
                     origin=self.source.origin(self.seed(point)),
                     layout=self.plan.layout,
+                    drop_last=self.plan.drop_last,
                     **self.plan.on.options(point.devices),
                 )
         except Exception as error:

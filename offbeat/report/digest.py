@@ -113,6 +113,13 @@ class _Config(msgspec.Struct):
     epochs: Count
     samples: Count
     emulate: list[float] | None = None
+    accumulate: Count = 1
+    drop_last: bool = False
+
+    @property
+    def left_out(self) -> int:
+        """Samples of each epoch that make no whole batch, and are not trained on."""
+        return self.samples % (self.batch_size * self.accumulate) if self.drop_last else 0
 
 
 class _Told(msgspec.Struct):
@@ -174,7 +181,8 @@ class _Count:
         self.config = config
         self.virtual = config.engine == "sim"
         self.tally = Tally(config.workers)
-        self.ledger = Recount(config.samples, config.epochs)
+        left_out = config.left_out
+        self.ledger = Recount(config.samples - left_out, config.epochs, left_out)
         self.timeline = Timeline(config.workers, self.virtual, SEGMENTS, end / 2)
         self.width = end / SPEEDS
         self.counts = [0] * SPEEDS  # samples applied in each stretch of the run

@@ -11,8 +11,8 @@ class Recount:
     Work and memory grow with the log and not with the dataset, which may only be claimed.
     """
 
-    def __init__(self, samples: int, epochs: int):
-        self.samples, self.epochs = samples, epochs
+    def __init__(self, samples: int, epochs: int, left_out: int = 0):
+        self.samples, self.epochs, self.left_out = samples, epochs, left_out
         self.done: list[dict[str, int]] = []
         self.open: dict[int, dict[tuple[int, int], int]] = {}  # how often each range was applied
         self.lost: dict[int, dict[str, int]] = {}
@@ -56,4 +56,5 @@ class Recount:
 
     def counts(self) -> list[dict[str, int]]:
         """Of every epoch that has begun."""
-        return self.done + [self._counts(epoch) for epoch in sorted(self.open)]
+        counts = self.done + [self._counts(epoch) for epoch in sorted(self.open)]
+        return [one | {"left_out": self.left_out} for one in counts] if self.left_out else counts

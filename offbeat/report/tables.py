@@ -203,7 +203,11 @@ def ledger_line(ledger: Sequence[dict[str, int]]) -> str:
     """What became of the samples of all epochs, in one line."""
     total = {key: sum(epoch[key] for epoch in ledger) for key in ledger[0]} if ledger else {}
     epochs = "1 epoch" if len(ledger) == 1 else f"{len(ledger)} epochs"
-    rest = [f"{count:,} {key}" for key, count in total.items() if count and key != "applied"]
+    rest = [
+        f"{count:,} {key.replace('_', ' ')}"
+        for key, count in total.items()
+        if count and key != "applied"
+    ]
     applied = f"{total.get('applied', 0):,} samples applied once"
     return f"{epochs}: {', '.join([applied, *rest]) if rest else applied + ', none lost'}"
 
