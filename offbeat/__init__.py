@@ -13,7 +13,7 @@ The modules in the order in which a gradient meets them:
 - `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
 - `worker`, `loop`: the cycle that ties these together, and its turns in real time
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
-- `session`, `train`, `cost`, `kept`, `run`: the front door for functions
+- `session`, `signals`, `train`, `cost`, `kept`, `run`: the front door for functions
 - `script`, `join`: the front door for scripts
 - `track`: your own callback, TensorBoard, CSV, MLflow, W&B
 - `compare`: disciplines side by side on any task, over devices and repeats

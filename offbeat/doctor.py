@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from offbeat.report.tables import size
+from offbeat.signals import children_kept
 from offbeat.store.checkpoint import KEEP
 
 # The ranges that the package declares.
@@ -281,6 +282,11 @@ def try_fork(
     threads: int, step: Callable[[int], None] | None = None, patience: float = PATIENCE
 ) -> str:
     """Fork a worker that takes one `step` in a fresh thread; what went wrong, or nothing."""
+    with children_kept():
+        return _tried(threads, step or tiny_step, patience)
+
+
+def _tried(threads: int, step: Callable[[int], None], patience: float) -> str:
     reader, writer = os.pipe()
     try:
         with warnings.catch_warnings():
@@ -292,7 +298,7 @@ def try_fork(
         os.close(writer)
         return f"could not be started: {error.strerror}"
     if pid == 0:
-        _be_the_worker(threads, step or tiny_step, patience, writer)
+        _be_the_worker(threads, step, patience, writer)
     os.close(writer)
     worker = os.pidfd_open(pid)
     try:

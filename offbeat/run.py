@@ -1,19 +1,30 @@
 """What a run gives back: the model, its history, and what it cost."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from offbeat.report.summary import History, Summary
+from offbeat.signals import Terminated
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C: the run was stopped and saved; `run` is what it had come to."""
+    """Ctrl-C or SIGTERM: the run was stopped and saved; `run` is what it had come to."""
 
     def __init__(self, run: "Run"):
         super().__init__("stopped before its end")
         self.run = run
+
+
+class InterruptedBySIGTERM(Interrupted, Terminated):
+    """The same by SIGTERM; a program that does not catch it ends with 143."""
+
+
+def interrupted(run: "Run", number: int) -> Interrupted:
+    """What to raise when signal `number` has stopped a run."""
+    return InterruptedBySIGTERM(run) if number == signal.SIGTERM else Interrupted(run)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """What happens around an engine's steps: tests, checkpoints, a clean stop, fixed arithmetic."""
 
 import random
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +12,7 @@ from torch import Tensor
 from offbeat.job import Job
 from offbeat.log import Evaluated
 from offbeat.replica.evaluate import Evaluator
+from offbeat.signals import heard
 from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
 
@@ -38,7 +37,7 @@ class Session:
         self.checkpoint_every = checkpoint_every
         self.tested = 0  # tests done
         self.saved_version, self.saved_epoch = 0, 0
-        self.stopping = False
+        self.stopping: int | None = None  # the signal that asked for it
 
     def between(self, now: float, snapshot: Snapshotter) -> None:
         """Test and save if it is time to."""
@@ -84,20 +83,12 @@ class Session:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """The first Ctrl-C asks for a stop at the next whole step, the second stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
 
-        def ask(number: int, frame: Any) -> None:
-            self.stopping = True
-            signal.signal(signal.SIGINT, before)
+        def ask(number: int) -> None:
+            self.stopping = number
 
-        signal.signal(signal.SIGINT, ask)
-        try:
+        with heard(ask):
             yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

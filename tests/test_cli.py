@@ -36,14 +36,20 @@ def task():
     return ob.Task(*make(), optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
 
 
-def interrupted():
+def terminated():
+    import signal
+
+    return interrupted(signal.SIGTERM)
+
+
+def interrupted(what=2):
     import signal
 
     def loss(output, target):
         global calls
         calls += 1
         if calls == 30:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(what)
         return nn.functional.cross_entropy(output, target)
 
     model, data, _, test = make()
@@ -355,13 +361,14 @@ def program(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(("make", "exit_code"), [("interrupted", 130), ("terminated", 143)])
 def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_bits(
-    capsys: Capture, script: Path, tmp_path: Path
+    capsys: Capture, script: Path, tmp_path: Path, make: str, exit_code: int
 ) -> None:
     flags = ["--sync", "ssp:2", "--epochs", 5]
-    words = small(script, *flags, "--out", "run", make="interrupted")
+    words = small(script, *flags, "--out", "run", make=make)
     stopped = program(tmp_path, *words)
-    assert stopped.returncode == 130, stopped.stderr
+    assert stopped.returncode == exit_code, stopped.stderr
     assert stopped.stdout == ""
     assert "Traceback" not in stopped.stderr
     where, command = stopped.stderr.splitlines()

@@ -35,6 +35,7 @@ DOWNSTREAM = ("engine", "link", "replay", "train", "join", "report", "cli", "")
 # Every module is covered; one that shows or starts runs (cli, demo, studies) may use them all.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "signals": {"errors"},
     "spelling": {"errors"},
     "limits": set(),
     "task": {"errors"},
@@ -174,7 +175,7 @@ LAYERS: dict[str, set[str]] = {
     "prefetch": {"lease", "data"},
     "loop": {"errors", "lease", "contribution", "worker", "link.base"},
     "engine": set(),
-    "engine.process": {"errors"},
+    "engine.process": {"errors", "signals"},
     "engine.blame": {"errors", "engine"},
     "engine.image": {
         *("contribution", "log", "job", "link.memory", "store.parameters", "store.table"),
@@ -207,7 +208,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.verify": {
         *("errors", "discipline", "job", "lease", "layout.copies", "layout.cut", "link.memory"),
-        *("replica.objective", "store.table", "engine"),
+        *("replica.objective", "store.table", "engine", "signals"),
     },
     "engine.split": {
         *("choices", "job", "send", "worker", "store.core", "layout.cut", "link"),
@@ -236,22 +237,24 @@ LAYERS: dict[str, set[str]] = {
         "store",
     },
     "engine.local": {
-        *("errors", "log", "kept", "run", "report.summary", "link.cores", "engine"),
+        *("errors", "log", "kept", "run", "report.summary", "link.cores", "engine", "signals"),
     },
     "engine.outcome": {
-        *("kept", "run", "report.summary", "report.split", "engine.crew", "engine.orders"),
+        *("job", "kept", "run", "report.summary", "report.split"),
+        *("engine.crew", "engine.orders"),
     },
     "engine.station": {
         *("choices", "discipline", "job", "worker", "prefetch", "loop", "link", "engine.flow"),
     },
     "engine.local_script": {
         *("errors", "log", "job", "worker", "loop", "kept", "run", "script"),
-        *("link", "report.summary", "store.core", "engine"),
+        *("link", "report.summary", "store.core", "engine", "signals"),
     },
     "engine.private": {"errors"},
     "engine.door": {"errors", "engine.private"},
     "engine.torchrun": {
-        *("errors", "job", "kept", "script", "setup", "report.summary", "engine"),
+        *("errors", "job", "kept", "script", "setup", "report.summary", "engine", "signals"),
+        *("link.base", "link.memory"),
     },
     "link.direct": {"errors", "lease", "contribution", "link.base", "store.core"},
     "script": {
@@ -265,7 +268,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.alone": {
         *("choices", "lease", "job", "worker", "loop", "run", "session", "script", "kept"),
-        *("link", "report.summary", "store.table"),
+        *("link", "report.summary", "store.table", "signals"),
     },
     "engine.sim_script": {
         *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
@@ -282,7 +285,7 @@ LAYERS: dict[str, set[str]] = {
         "store.core",
     },
     "engine.sim_state": {
-        *("lease", "log", "contribution", "session", "engine.sim", "store.table"),
+        *("lease", "log", "contribution", "session", "engine.sim", "store.table", "signals"),
     },
     "report": set(),
     "report.summary": {"log"},
@@ -321,13 +324,13 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "report.drawing", "report.figures", "report.grid", "report.markup"),
         *("report.page_tables", "report.verdict"),
     },
-    "run": {"report"},
+    "run": {"report", "signals"},
     "setup": {
         *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
     },
-    "trial": {"errors", "data", "replica.objective", "engine.process"},
-    "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint"},
+    "trial": {"errors", "data", "replica.objective", "engine.process", "signals"},
+    "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint", "signals"},
     "replay": {
         *("choices", "send"),
         *("errors", "task", "lease", "log", "contribution", "worker", "job", "setup", "session"),
@@ -343,7 +346,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "spelling", "choices", "discipline", "task", "pace", "cluster", "log"),
         *("setup", "train", "report", "store.checkpoint", "layout", "replica.shared"),
     },
-    "doctor": {"report.tables", "store.checkpoint"},
+    "doctor": {"report.tables", "signals", "store.checkpoint"},
     "cost": {
         *("errors", "choices", "discipline", "cluster", "log", "send", "job", "engine.sim"),
         "report.summary",

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import offbeat as ob
 from offbeat.join import Member, Torchrun, join
 from offbeat.log import Updated, read
+from offbeat.store.checkpoint import RunFolder
 from tests.contract.common import (
     MOMENTUM,
     Problem,
@@ -216,6 +218,35 @@ def test_the_log_has_the_loss_if_it_is_recorded(tmp_path: Path) -> None:
         assert len(losses) == 12
         assert all((loss is not None and loss > 0) == record for loss in losses)
         assert (folder / "summary.json").exists()
+
+
+class Signal(ob.Listener):
+    """Sends this process a signal when a version is made, which is in the middle of a step."""
+
+    def __init__(self, what: signal.Signals, version: int):
+        self.what, self.version = what, version
+
+    def see(self, record: Any) -> None:
+        if isinstance(record, Updated) and record.version == self.version:
+            signal.raise_signal(self.what)
+
+
+@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_a_step_saves_after_it(
+    tmp_path: Path, what: signal.Signals
+) -> None:
+    data, rule = problem(), SGD
+    whole, _ = alone(data, "asp", rule)
+    before = signal.getsignal(what)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        alone(data, "asp", rule, out=tmp_path / "run", listeners=[Signal(what, 5)])
+    assert isinstance(caught.value, SystemExit) == (what == signal.SIGTERM)
+    assert signal.getsignal(what) == before
+    loaded = RunFolder(tmp_path / "run").load()
+    assert loaded is not None
+    assert loaded[1]["store"]["version"] == 5
+    model, _ = alone(data, "asp", rule, out=tmp_path / "run", resume=True)
+    assert_same_bits(model, whole)
 
 
 @pytest.mark.parametrize("discipline", ["asp", "ssp:2", "soft:1", "local:2", "easgd:2"])

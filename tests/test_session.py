@@ -78,15 +78,15 @@ def test_checkpoints_come_per_epoch_or_per_version(
 
 
 class Interrupt(ob.Listener):
-    """Presses Ctrl-C when a version is reached."""
+    """Presses Ctrl-C when a version is reached, or sends another signal."""
 
-    def __init__(self, version: int, times: int = 1):
-        self.version, self.times = version, times
+    def __init__(self, version: int, times: int = 1, what: signal.Signals = signal.SIGINT):
+        self.version, self.times, self.what = version, times, what
 
     def see(self, record: Entry) -> None:
         if isinstance(record, Updated) and record.version == self.version:
             for _ in range(self.times):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self.what)
 
 
 @pytest.mark.parametrize("discipline", ["asp", "bsp", "ssp:1", "local:2", "easgd:2", "soft:2"])
@@ -108,11 +108,36 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(discipline: str, tmp_path: 
     assert versions == list(range(1, len(versions) + 1))
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, what: signal.Signals) -> None:
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(out=out, listeners=[Interrupt(2, times=2)])
+        train(out=out, listeners=[Interrupt(2, times=2, what=what)])
     assert RunFolder(out).load() is None
+
+
+def test_sigterm_saves_as_ctrl_c_does(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    whole = train()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(out=out, listeners=[Interrupt(2, what=signal.SIGTERM)])
+    assert isinstance(caught.value, SystemExit)  # an uncaught one ends the program with this code
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    loaded = RunFolder(out).load()
+    assert loaded is not None
+    assert loaded[1]["store"]["version"] == 2
+    assert train(out=out, resume=True).parameter_hash == whole.parameter_hash
+
+
+def test_a_program_keeps_its_own_handler_for_sigterm() -> None:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        train(listeners=[Interrupt(2, what=signal.SIGTERM)])
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert heard == [signal.SIGTERM]
 
 
 def test_ctrl_c_without_a_folder_just_stops() -> None:

@@ -9,7 +9,7 @@ import typer
 
 import offbeat
 from offbeat.cli import compare, demo, doctor, layout, replay, report, run, simulate
-from offbeat.cli.output import EXIT_CODES, INTERRUPTED, fail
+from offbeat.cli.output import EXIT_CODES, fail, stop_code
 from offbeat.errors import ConfigError, OffbeatError
 
 app = typer.Typer(
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(app(words, prog_name="offbeat", standalone_mode=False) or 0)
     except OffbeatError as error:
         return fail(str(error), error.exit_code, as_json)
-    except typer.Abort:
-        return fail("stopped", INTERRUPTED, as_json)
+    except typer.Abort as abort:
+        return fail("stopped", stop_code(abort.__cause__), as_json)
     except Exception as error:
         # Typer's errors of usage have no base class that is public in all its versions.
         if callable(message := getattr(error, "format_message", None)):

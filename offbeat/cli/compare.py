@@ -12,7 +12,7 @@ import typer
 
 from offbeat.cli import options
 from offbeat.cli.options import Engine
-from offbeat.cli.output import INTERRUPTED, fail, print_json
+from offbeat.cli.output import fail, print_json, stop_code
 from offbeat.cli.source import FromRecipe, FromScript, source
 from offbeat.compare.display import Display
 from offbeat.compare.plan import Plan
@@ -78,8 +78,8 @@ def compare(
             done = run_grid(what, plan, folder, [display])
             display.close()
             page, note = _report(done)
-    except KeyboardInterrupt:
-        raise typer.Exit(_stopped(display, json)) from None
+    except KeyboardInterrupt as stopped:
+        raise typer.Exit(_stopped(display, stop_code(stopped), json)) from None
     if json:
         print_json(done.results | {"folder": str(folder), "report": page and str(page)})
     else:
@@ -101,13 +101,11 @@ def _speeds(
     return Simulated(cluster, slower)
 
 
-def _stopped(display: Display, as_json: bool) -> int:
+def _stopped(display: Display, code: int, as_json: bool) -> int:
     """Say how far it came and how to go on."""
     command = shlex.join(["offbeat", *sys.argv[1:]])
     how = f"go on with the same command:\n  {command}"
-    return fail(
-        f"stopped after {display.ended} of {display.cells} cells; {how}", INTERRUPTED, as_json
-    )
+    return fail(f"stopped after {display.ended} of {display.cells} cells; {how}", code, as_json)
 
 
 # ---------------------------------------------------------------- the task

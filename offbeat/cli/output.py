@@ -1,14 +1,19 @@
 """What every command shares: how results and failures leave the program."""
 
+import signal
 import sys
 from typing import Any
 
 import msgspec
 
+from offbeat.signals import Terminated
+
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C stopped
+TERMINATED = 128 + signal.SIGTERM  # and schedulers of one that they asked to stop
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 other error of offbeat, 2 bad input, 3 the run failed, "
-    "4 run folder or checkpoint unusable, 5 replay differs, 130 stopped by Ctrl-C."
+    "4 run folder or checkpoint unusable, 5 replay differs, 130 stopped by Ctrl-C, "
+    "143 stopped by SIGTERM."
 )
 
 
@@ -18,11 +23,16 @@ def print_json(value: Any) -> None:
     print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
 
 
+def stop_code(stopped: BaseException | None) -> int:
+    """The exit code of a command that a signal has stopped."""
+    return TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
+
+
 def fail(message: str, code: int, as_json: bool) -> int:
     """Say what went wrong, or that the user stopped it, and return the exit code."""
     if as_json:
         print_json({"error": message, "exit_code": code})
     else:
-        prefix = "" if code == INTERRUPTED else "error: "
+        prefix = "" if code in (INTERRUPTED, TERMINATED) else "error: "
         print(f"{prefix}{message}", file=sys.stderr)
     return code

@@ -13,7 +13,7 @@ import typer
 from offbeat.choices import at_least
 from offbeat.cli import options
 from offbeat.cli.options import Engine, Via
-from offbeat.cli.output import INTERRUPTED, fail, print_json
+from offbeat.cli.output import fail, print_json, stop_code
 from offbeat.cli.replay import show as show_replay
 from offbeat.cli.source import described, line_in
 from offbeat.cli.trackers import trackers
@@ -184,9 +184,9 @@ def _script(script: Script, progress: Progress, as_json: bool) -> Iterator[None]
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
             yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         progress.end()
-        raise typer.Exit(_stopped(progress, as_json)) from None
+        raise typer.Exit(_stopped(progress, stop_code(stopped), as_json)) from None
     except SyntaxError as error:
         raise ConfigError(f"{error.filename} line {error.lineno}: {error.msg}") from error
     except SystemExit as leaving:
@@ -229,12 +229,12 @@ def _show(result: Run, script: Script, as_json: bool) -> None:
         print(f"\nkept in {result.folder}; to check it: {command}")
 
 
-def _stopped(progress: Progress, as_json: bool) -> int:
+def _stopped(progress: Progress, code: int, as_json: bool) -> int:
     if progress.store is None:
-        return fail("stopped before the run began", INTERRUPTED, as_json)
+        return fail("stopped before the run began", code, as_json)
     done = share(progress.done)
     return fail(
         f"stopped with {done} done; a run with --out goes on with the same command and --resume",
-        INTERRUPTED,
+        code,
         as_json,
     )

@@ -10,7 +10,7 @@ import typer
 from offbeat import cluster as clusters
 from offbeat.cli import options
 from offbeat.cli.options import Nonfinite
-from offbeat.cli.output import INTERRUPTED, fail, print_json
+from offbeat.cli.output import fail, print_json, stop_code
 from offbeat.cli.source import check_folder, optimizer_for, source
 from offbeat.cli.trackers import trackers
 from offbeat.cost import estimate
@@ -108,9 +108,9 @@ def simulate(
                 drop_last=drop_last,
                 **{key: value for key, value in settings.items() if value is not None},
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stopped:
             progress.end()
-            raise typer.Exit(_stopped(progress, out, json)) from None
+            raise typer.Exit(_stopped(progress, out, stop_code(stopped), json)) from None
         except Exception as error:
             origin.blame(error)
             raise
@@ -158,15 +158,15 @@ def _show(figures: Summary, run: Run | None, what: str, as_json: bool) -> None:
         print(f"\nkept in {run.folder}; to check it: {command}")
 
 
-def _stopped(progress: Progress, out: Path | None, as_json: bool) -> int:
+def _stopped(progress: Progress, out: Path | None, code: int, as_json: bool) -> int:
     """Say where a run was stopped and how to go on with it."""
     if progress.store is None:
-        return fail("stopped before the run began", INTERRUPTED, as_json)
+        return fail("stopped before the run began", code, as_json)
     version, when = progress.store.version, seconds(progress.time)
     where = f"stopped at version {version} ({share(progress.done)} done, {when} virtual s)"
     if out is None:
         lesson = "nothing was kept: with --out DIR a run can be resumed"
-        return fail(f"{where}; {lesson}", INTERRUPTED, as_json)
+        return fail(f"{where}; {lesson}", code, as_json)
     words = [word for word in sys.argv[1:] if word != "--resume"]
     command = shlex.join(["offbeat", *words, "--resume"])
-    return fail(f"{where}; go on with:\n  {command}", INTERRUPTED, as_json)
+    return fail(f"{where}; go on with:\n  {command}", code, as_json)

@@ -21,6 +21,7 @@ from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.script import LoopSeat, Wanted, script_worker
 from offbeat.session import Session
+from offbeat.signals import heard, stopped_by
 from offbeat.store.table import under
 from offbeat.worker import Cycle
 
@@ -49,6 +50,7 @@ class AloneSeat(LoopSeat):
             settings.checkpoint_every,
         )
         self.start, self.resting = perf_counter(), True  # whether nothing is half done
+        self.stopping: int | None = None  # a signal that came when something was
         self.store.log.listeners += [self.tally, *settings.listeners]
         if self.kept.saved is not None:
             self._go_on(*self.kept.saved)
@@ -60,6 +62,18 @@ class AloneSeat(LoopSeat):
             self.store.log.followed(self.store, self.job.samples * self.job.epochs)
         )
         super().__init__(0, self._enter, self._finish)
+        self.open.enter_context(heard(self._ask))
+
+    def _ask(self, number: int) -> None:
+        """Ctrl-C or SIGTERM: stop here, or as soon as nothing is half done."""
+        if self.resting:
+            raise stopped_by(number)
+        self.stopping = number
+
+    def _rest(self) -> None:
+        self.resting = True
+        if self.stopping is not None:
+            raise stopped_by(self.stopping)
 
     def now(self) -> float:
         return perf_counter() - self.start
@@ -88,13 +102,15 @@ class AloneSeat(LoopSeat):
     def next(self) -> Lease | None:
         self.resting = False
         lease = super().next()
-        self.resting = True
+        self._rest()
         return lease
 
     def done(self, lease: Lease, loss: float | None) -> Lease | None:
         self.resting = False
         following = super().done(lease, loss)
+        self.resting = False  # a checkpoint is not written by halves
         self.session.between(self.now(), self._snapshot)
+        self._rest()
         return following
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -117,6 +133,6 @@ class AloneSeat(LoopSeat):
 
     def left(self, error: BaseException | None) -> None:
         """Save what a run that was stopped has come to, and close its log."""
-        if self.kept.folder is not None and self.result is None and self.resting:
-            self.session.save(self._snapshot)
-        self.open.close()
+        with self.open:
+            if self.kept.folder is not None and self.result is None and self.resting:
+                self.session.save(self._snapshot)

@@ -19,8 +19,11 @@ def failed(number: int, words: LastWords | None, status: int | None = None) -> R
     if words is not None:
         return RunError(f"{name} failed: {words.message}{_where(words.trace)}")
     how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else "ended"
-    memory = "; if the machine ran out of memory, use fewer workers or smaller batches"
-    return RunError(f"{name} {how} {RESTARTS + 1} times in a row without any work{memory}")
+    remedy = "if the machine ran out of memory, use fewer workers or smaller batches"
+    if status == 0:
+        how = "ended with exit status 0"
+        remedy = "look in your code, and in what it calls, for os._exit(0)"
+    return RunError(f"{name} {how} {RESTARTS + 1} times in a row without any work; {remedy}")
 
 
 @contextmanager

@@ -123,7 +123,10 @@ class FlowSender(SplitSender):
         self.running = False
         while self.under_way:
             self.oldest()
-        self.flow.drain(ending=True)
+        try:
+            self.flow.drain(ending=True)
+        except Parted:
+            self.team.end()
         self.team.answers()
 
     def retire(self) -> None:

@@ -1,13 +1,10 @@
 """The local engine: a launcher that starts server, workers and tester, and mends what dies."""
 
 import selectors
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 from offbeat.engine import orders
 from offbeat.engine.blame import RESTARTS, SERVER, failed, name_of, startable
@@ -24,7 +21,7 @@ from offbeat.engine.orders import (
     Wire,
     send_order,
 )
-from offbeat.engine.outcome import write_run
+from offbeat.engine.outcome import all_settled, write_run
 from offbeat.engine.process import Child, Inside, branch, fork
 from offbeat.engine.steward import Lived
 from offbeat.errors import RunError
@@ -32,7 +29,8 @@ from offbeat.kept import Kept, Saved
 from offbeat.link.cores import give_way
 from offbeat.log import Admitted, Entry, Evaluated, Listener, Updated, decode
 from offbeat.report.summary import Tally
-from offbeat.run import Interrupted, Run
+from offbeat.run import Run, interrupted
+from offbeat.signals import children_kept, heard
 
 IDLE = 0.5  # seconds after which a display is told that nothing happens
 PIECE = 8  # records that the launcher looks at in one go
@@ -52,19 +50,20 @@ class Launcher:
         self.marked = (-1, self.kept)  # a version, and the figures as of its checkpoint
         self.seen = [0, 0]  # records since the last checkpoint, and since the one being made
         self.children: dict[int, Child] = {}
-        self.failures: dict[int, int] = {}
+        self.failures: dict[int, int] = {}  # of each, in a row without any work between them
+        self.furthest = 0  # the highest version that there has been
         self.selector = selectors.DefaultSelector()
         self.orders: socket.socket | None = None
         self.inbox: Inbox | None = None
         self.done: Done | None = None
         self.mistake: RunError | None = None  # of a script after its loop
         self.ended = 0.0
-        self.asked_to_stop = False
+        self.stopping: int | None = None  # the signal that asked for it
         self.branches = False  # whether workers go on from where they are forked, as scripts do
         self.inside: Inside | None = None  # in such a worker's process
 
     def run(self, saved: Saved | None) -> Done:
-        """Train to the end, or until Ctrl-C."""
+        """Train to the end, or until Ctrl-C or SIGTERM."""
         try:
             with self._interruptible():
                 self._start(saved)
@@ -99,7 +98,7 @@ class Launcher:
             self._start_one(number)
         if self.crew.tests:
             self._start_one(TESTER)
-        if self.asked_to_stop:  # the order went to a server that was killed
+        if self.stopping is not None:  # the order went to a server that was killed
             self._halt()
 
     def _start_one(self, number: int) -> None:
@@ -204,7 +203,6 @@ class Launcher:
             self.seen[1] = 0
         elif isinstance(report, orders.Saved):
             self._saved()
-            self.failures[SERVER] = 0
         elif isinstance(report, Frozen):
             if report.number in self.children:
                 self.children[report.number].kill()
@@ -227,6 +225,8 @@ class Launcher:
         listeners = (self.tally, *self.listeners)
         for record in records:
             if isinstance(record, Updated):
+                if record.version > self.furthest:  # made again after a fall back is no progress
+                    self.furthest, self.failures[SERVER] = record.version, 0
                 for part in record.parts:
                     self.failures[part.worker] = 0
             elif isinstance(record, Admitted):
@@ -247,7 +247,7 @@ class Launcher:
             if self.mistake is None:
                 self.mistake, self.ended = failed(number, words), time.monotonic()
             return True  # told when the others have left: they may be about to save something
-        if self.done is not None or child.status == 0:
+        if self.done is not None or child.well:
             return number != SERVER or self.done is not None
         if words is not None and words.ours:
             raise RunError(words.message)
@@ -336,22 +336,13 @@ class Launcher:
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         """The first Ctrl-C asks the server to save and stop, the second stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.getsignal(signal.SIGINT)
 
-        def ask(number: int, frame: Any) -> None:
-            self.asked_to_stop = True
-            signal.signal(signal.SIGINT, before)
+        def ask(number: int) -> None:
+            self.stopping = number
             self._halt()
 
-        signal.signal(signal.SIGINT, ask)
-        try:
+        with children_kept(), heard(ask):
             yield
-        finally:
-            if self.inside is None:
-                signal.signal(signal.SIGINT, before)
 
 
 class InWorker(BaseException):
@@ -365,7 +356,7 @@ class InWorker(BaseException):
 def run_local(
     crew: Crew, kept: Kept, tally: Tally, listeners: Sequence[Listener], branches: bool = False
 ) -> Run:
-    """Train with real processes; raises Interrupted, with the run so far, after a Ctrl-C.
+    """Train with real processes; raises Interrupted, with the run so far, after Ctrl-C or SIGTERM.
 
     With `branches` each worker leaves from here by an InWorker, to go on with a script.
     """
@@ -383,7 +374,14 @@ def run_local(
         except InWorker:
             after.pop_all()  # memory and display are used on, here and in the launcher
             raise
+    if not (done.finished or branches or launcher.stopping is not None) or (
+        done.finished and not all_settled(done.ledger, job)
+    ):
+        raise RunError(
+            f"the run ended at version {done.version} with samples that nobody has trained on; "
+            "its last checkpoint is intact: resume it, or look for what has ended its workers"
+        )
     run = write_run(crew, kept, tally, done)
-    if not done.finished and launcher.asked_to_stop:  # scripts may also leave of themselves
-        raise Interrupted(run)
+    if not done.finished and launcher.stopping is not None:  # scripts may leave of themselves
+        raise interrupted(run, launcher.stopping)
     return run

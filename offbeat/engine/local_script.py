@@ -24,6 +24,7 @@ from offbeat.log import Listener
 from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.script import LoopSeat, Wanted, script_worker
+from offbeat.signals import stopped_by
 from offbeat.store.core import Store
 from offbeat.worker import NumberWorker
 
@@ -42,7 +43,7 @@ class ProcessSeat(LoopSeat):
             self._abandoned()
         self.station.bye()
         if isinstance(over, Stopped):
-            raise KeyboardInterrupt
+            raise stopped_by(int(self.crew.shared.counts[Counts.STOPPING]))
         replica = self.worker.sender.replica
         replica.move_out()
         self.crew.tested_into(replica.model)

@@ -2,10 +2,17 @@
 
 from offbeat.engine.crew import Crew
 from offbeat.engine.orders import Done
+from offbeat.job import Job
 from offbeat.kept import Kept
 from offbeat.report.split import layout_figures
 from offbeat.report.summary import Tally
 from offbeat.run import Run
+
+
+def all_settled(ledger: list[dict[str, int]], job: Job) -> bool:
+    """Whether every sample of every epoch has been applied, or given up by design."""
+    counted = sum(epoch[kind] for epoch in ledger for kind in ("applied", "dropped", "skipped"))
+    return counted == job.samples * job.epochs
 
 
 def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from offbeat.errors import OffbeatError
+from offbeat.signals import leave_to_parent
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -24,6 +25,7 @@ _OMP_PAUSE_HARD = 2
 # What glibc's mallopt is told, and its numbers for that.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEPT = 1 << 30  # bytes
+GOODBYE = b"\n"  # the last byte of a child that has come to its end
 _MOST = 60_000  # bytes of last words: what a pipe takes without a reader
 
 
@@ -46,6 +48,7 @@ class Child:
         self.pid, self.words = pid, words
         self.handle = os.pidfd_open(pid)
         self.status: int | None = None  # as `os.waitstatus_to_exitcode` has it, once it is gone
+        self.well = False  # whether it came to its end and said so
 
     def kill(self) -> None:
         if self.status is None:
@@ -65,12 +68,15 @@ class Child:
         os.close(self.handle)
         os.set_blocking(self.words, False)  # a grandchild may still hold the other end
         with os.fdopen(self.words, "rb") as pipe:
-            left = pipe.read()
+            left = pipe.read() or b""
+        # Others may end a process with status 0 too: a user's os._exit(0), a library's exit.
+        self.well = self.status == 0 and left == GOODBYE
+        left = left.removesuffix(GOODBYE)
         return msgspec.json.decode(left, type=LastWords) if left else None
 
 
 def fork(name: str, main: Callable[[], None], threads: int = 1) -> Child:
-    """Run `main` in a child that dies with its parent and does not hear Ctrl-C.
+    """Run `main` in a child that dies with its parent and does not hear Ctrl-C or SIGTERM.
 
     `name`, of at most 15 letters, is what `ps` and `top` show.
 
@@ -104,8 +110,7 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
         return Child(pid, read), None
     os.close(read)
     gc.freeze()  # what was there before the fork is not searched for garbage again, nor copied
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_to_parent()
     _keep_freed_memory()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -185,11 +190,14 @@ class Inside:
         os.write(self.words, left)
 
     def leave(self, status: int) -> NoReturn:
+        """End this process here, and let the parent know that it meant to."""
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (OSError, ValueError):
                 continue  # a closed terminal is no reason to stay
+        with suppress(OSError):  # nobody is there to hear it
+            os.write(self.words, GOODBYE)
         os._exit(status)
 
 

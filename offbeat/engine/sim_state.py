@@ -11,6 +11,7 @@ from offbeat.engine.sim import Simulation
 from offbeat.lease import Lease
 from offbeat.log import Part
 from offbeat.session import Session
+from offbeat.signals import stopped_by
 from offbeat.store.table import Flat, fill, named, under
 
 
@@ -78,7 +79,7 @@ def _contribution(
 
 
 def drive(sim: Simulation, session: Session) -> None:
-    """Step by step to the end, or until Ctrl-C."""
+    """Step by step to the end, or until Ctrl-C or SIGTERM."""
 
     def snapshot() -> tuple[Any, Any]:
         return tensors_of(sim), meta_of(sim)
@@ -86,7 +87,7 @@ def drive(sim: Simulation, session: Session) -> None:
     with session.interruptible():
         while sim.step():
             session.between(sim.now, snapshot)
-            if session.stopping:
+            if session.stopping is not None:
                 if session.folder is not None:
                     session.save(snapshot)
-                raise KeyboardInterrupt
+                raise stopped_by(session.stopping)

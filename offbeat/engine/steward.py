@@ -140,6 +140,8 @@ class Steward:
 
     def _heard(self) -> bool:
         """After every packet; returns whether the one who waits in `_turn` has to know of it."""
+        if self.shared.counts.item(Counts.STOPPING):
+            self.halted = True
         if self.training:
             self._tend()
         if self.store.finished or self.halted or self.server.over is not None:

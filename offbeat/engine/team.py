@@ -132,6 +132,8 @@ class Share:
             self.sender = self.make()
             self.good, self.later = self.replica.buffers() if self.skips else {}, {}
             return Answer()
+        if isinstance(order, Leave):  # perhaps before anything has begun
+            return Answer(figures=self.figures())
         assert self.sender is not None
         if isinstance(order, Step):
             self.good, self.later = self.later or self.good, {}
@@ -146,8 +148,6 @@ class Share:
             self.sender.recover(self.good)
         elif isinstance(order, Still):
             self.replica.part.train(False)
-        else:
-            return Answer(figures=self.figures(self.sender))
         return Answer()
 
     def _contribute(self, sender: Sender) -> Answer:
@@ -168,12 +168,16 @@ class Share:
         updater = {name: view for name, view in there.items() if name not in order.lacking}
         sender.accept(Snapshot(order.version, order.steps, order.epoch, mine, updater))
 
-    def figures(self, sender: Sender) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
+        """What this process came to; one that never joined has held and done nothing."""
+        peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        if self.sender is None:
+            return {"nbytes": 0.0, "peak": peak, "busy": 0.0, "total": 0.0, "steps": 0.0}
         part = self.replica.part
-        held = sum(flat.table.nbytes for flat in self.replica.flats) + sender.nbytes
+        held = sum(flat.table.nbytes for flat in self.replica.flats) + self.sender.nbytes
         return {
             "nbytes": float(held),
-            "peak": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+            "peak": peak,
             "busy": part.busy,
             "total": part.total,
             "steps": float(part.steps),
@@ -200,17 +204,21 @@ class Team:
 
     def tell(self, order: Orders) -> None:
         """An order that nobody answers; the others hear it together with the next."""
-        self.share.obey(order)
+        self.obey(order)
         self.untold.append(order)
 
     def ask(self, order: Orders) -> list[Answer]:
         """Everybody's answer, in the order of the processes."""
         self.start(order)
+        mine = self.obey(order)
+        return [mine, *self.answers()]
+
+    def obey(self, order: Orders) -> Answer:
+        """The leader's own share of an order."""
         try:
-            mine = self.share.obey(order)
+            return self.share.obey(order)
         except Parted:
             self.end()
-        return [mine, *self.answers()]
 
     def start(self, order: Orders) -> None:
         """Let the others begin; their `answers` are to be taken."""

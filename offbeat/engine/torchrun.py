@@ -4,6 +4,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -22,9 +23,12 @@ from offbeat.engine.steward import Rhythm
 from offbeat.errors import RunError
 from offbeat.job import Job
 from offbeat.kept import Kept
+from offbeat.link.base import Over
+from offbeat.link.memory import Counts
 from offbeat.report.summary import Tally
 from offbeat.script import Wanted
 from offbeat.setup import first_difference
+from offbeat.signals import heard, keep_children
 
 WAIT = 300.0  # seconds that ranks wait for rank 0 to come to its loop
 
@@ -50,7 +54,19 @@ class RankSeat(ProcessSeat):
 
     def __init__(self, number: int, station: Station, crew: Crew, host: Child | None):
         self.host = host  # the launcher, in rank 0
+        self.over = False
         super().__init__(number, station, crew)
+        self.open = ExitStack()
+        # A terminal or a scheduler signals every process, and torchrun sends on what it has got.
+        self.open.enter_context(heard(self._ask, once=False))
+
+    def _ask(self, number: int) -> None:
+        """The server sees it with the next packet, saves, and stops all ranks."""
+        self.crew.shared.counts[Counts.STOPPING] = number
+
+    def _finish(self, over: Over) -> int:
+        self.over = True
+        return super()._finish(over)
 
     def _abandoned(self) -> NoReturn:
         raise RunError(
@@ -60,10 +76,17 @@ class RankSeat(ProcessSeat):
 
     def left(self, error: BaseException | None) -> None:
         """Rank 0 stays until the launcher has written what the run came to."""
-        if self.host is not None and error is None:
+        self.open.close()
+        stopped = self.over and isinstance(error, KeyboardInterrupt)
+        if self.host is not None and (error is None or stopped):
             words = self.host.reap()
             if words is not None:
                 raise RunError(words.message)
+            if not self.host.well:
+                raise RunError(
+                    "the launcher was killed before it had written what the run came to: start "
+                    "the script again, with ob.join(out=..., resume=True)"
+                )
 
 
 def enter(wanted: Wanted, rank: Rank) -> RankSeat:
@@ -90,6 +113,7 @@ def _still_there(host: Child | None) -> None:
 
 def _open(wanted: Wanted, rank: Rank, local: Local) -> tuple[Job, Child]:
     """In rank 0: fork the launcher, which forks the server and lets the others in."""
+    keep_children()  # for good: rank 0 waits for the launcher when its script is through
     job, kept = prepared(wanted, local)
     crew = Crew(job, local, kept.folder, None, Rhythm(None, wanted.settings.checkpoint_every))
     door = Door(rank.door, wanted.sketch(), local.patience)

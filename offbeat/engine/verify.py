@@ -21,6 +21,7 @@ from offbeat.layout.cut import Cut
 from offbeat.lease import Lease
 from offbeat.link.memory import Plan, Shared, Slot
 from offbeat.replica.objective import BatchLoss, cost
+from offbeat.signals import children_kept
 from offbeat.store.table import Table, parameter_entries, place
 
 # Of the largest element of a gradient: sums are taken in another order, and in fewer digits.
@@ -100,13 +101,14 @@ def _split(job: Job, cut: Cut, lease: Lease, threads: int) -> dict[str, Tensor]:
     buffers = {name: b.clone() for name, b in job.content.model.named_buffers()}
     split = SplitReplica(plain, cut, slot, shared.posts[0], buffers)
     try:
-        child = fork("offbeat verify", partial(_lead, split, slot, lease, threads), threads)
-        words = child.reap()
+        with children_kept():
+            child = fork("offbeat verify", partial(_lead, split, slot, lease, threads), threads)
+            words = child.reap()
     finally:
         shared.arena.close()
     if words is not None:
         raise RunError(f"verify: one step of {layout} failed: {words.message}")
-    if child.status:
+    if not child.well:
         raise RunError(f"verify: a process of {layout} was killed")
     return {name: v for flat in slot.outgoing[0] for name, v in flat.views.items()}
 

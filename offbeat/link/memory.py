@@ -28,7 +28,8 @@ class Counts:
     GIVEN_UP = 1  # samples dropped or skipped
     KEPT = 2  # which of two places holds the last checkpoint of a run without a folder, from 1
     VERSION = 3
-    COUNT = 4
+    STOPPING = 4  # the signal that asked a worker, where nobody else hears it; 0 is none
+    COUNT = 5
 
 
 def pages(nbytes: int) -> int:

@@ -6,6 +6,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,11 +22,14 @@ from torch.utils.data import Dataset
 import offbeat as ob
 from offbeat.engine import crew as crew_module
 from offbeat.engine import local_plan
+from offbeat.engine.server import Server
 from offbeat.link import memory
 from offbeat.log import EpochDone, Evaluated, Joined, Lost, Updated
 from offbeat.store import checkpoint
 from offbeat.store.checkpoint import RunFolder
+from offbeat.store.core import Store
 from tests.contract.common import Stop, StopAfter, named, problem, run, scratch
+from tests.contract.real import held_at
 from tests.engine.common import (
     PATIENCE,
     Gate,
@@ -144,6 +151,68 @@ def test_a_worker_that_always_dies_ends_the_run():
         said = message_of(ob.RunError, lambda: run("local", what, "asp", workers=2, epochs=2000))
     assert said.startswith("worker 1 was killed by SIGKILL 4 times in a row without any work")
     assert "fewer workers" in said
+
+
+def test_exit_status_0_without_a_goodbye_is_a_death_like_any_other(gate, out):
+    left = os.eventfd(1, os.EFD_NONBLOCK)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if me() == "offbeat 1":
+            with suppress(BlockingIOError):
+                os.eventfd_read(left)
+                os._exit(0)
+        return gate(output, target)
+
+    script = Script(gate, [seen(Lost, 1), contributed(1, 2)])
+    what = problem(samples=48)._replace(loss=loss)
+    done = run("local", what, "asp", workers=3, epochs=12, out=out, listeners=[script])
+    os.close(left)
+    assert not script.left
+    assert_exact(done, 48, 12)
+    assert_replays(done, what._replace(loss=gate))
+
+
+@pytest.mark.parametrize("who", ["offbeat 1", "offbeat"])
+def test_workers_that_always_end_with_status_0_end_the_run(who):
+    """Also if all do: a model of part of the samples is not given back as if all were well."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if me().startswith(who):
+            os._exit(0)
+        return F.mse_loss(output, target)
+
+    what = problem()._replace(loss=loss)
+    with nothing_left():
+        said = message_of(ob.RunError, lambda: run("local", what, "asp", workers=2, epochs=2000))
+    assert "ended with exit status 0 4 times in a row without any work" in said
+    assert "os._exit(0)" in said
+
+
+def test_a_server_that_ends_with_status_0_is_started_again(gate, out, monkeypatch):
+    left, push = os.eventfd(1, os.EFD_NONBLOCK), Server._push
+
+    def leaves(server: Server, number: int, message: Any) -> None:
+        if server.store.version == 7:
+            with suppress(BlockingIOError):
+                os.eventfd_read(left)
+                os._exit(0)
+        push(server, number, message)
+
+    monkeypatch.setattr(Server, "_push", leaves)
+    steps = [after(7), seen(Joined), after(1)]
+    done, _, what = faulty(gate, "asp", steps, out=out)
+    os.close(left)
+    assert_exact(done, 48, 12)
+    assert_replays(done, what)
+
+
+def test_a_run_that_does_not_account_for_all_samples_has_not_finished(out, monkeypatch):
+    """Whatever has gone wrong: here the store believes that it is through after one epoch."""
+    monkeypatch.setattr(Store, "finished", property(lambda store: store.epoch >= 1))
+    with nothing_left():
+        said = message_of(ob.RunError, lambda: run("local", problem(), "bsp", workers=2, out=out))
+    assert "with samples that nobody has trained on" in said
+    assert not (out / "model.safetensors").exists()
 
 
 def test_steps_longer_than_patience_end_the_run():
@@ -270,8 +339,70 @@ def test_the_server_is_killed_while_a_worker_stands_still(gate, out):
 
 def test_a_server_that_is_always_killed_ends_the_run(gate):
     steps = [step for _ in range(4) for step in (seen(Joined), strike("offbeat server"))]
-    said = message_of(ob.RunError, lambda: faulty(gate, "asp", steps))
+    with held_at(0):  # nobody makes a step between two blows
+        said = message_of(ob.RunError, lambda: faulty(gate, "asp", steps))
     assert said.startswith("the server was killed by SIGKILL 4 times in a row")
+
+
+def test_a_server_that_gets_on_may_be_killed_as_often_as_it_likes(gate, out):
+    """Updates are progress, although no checkpoint comes between."""
+    steps = [step for _ in range(6) for step in (after(1), strike("offbeat server"), seen(Joined))]
+    done, _, what = faulty(gate, "asp", steps, out=out, checkpoint_every=100_000)
+    assert_exact(done, 48, 12)
+    assert_replays(done, what)
+
+
+class Fatal(torch.optim.SGD):
+    """Kills the server over the same update, however often it is made again."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.made = getattr(self, "made", 0) + 1
+        if self.made == 5 and me().startswith("offbeat"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(closure)
+
+
+def test_work_that_is_lost_and_made_again_is_no_progress():
+    """Two shards have no image: each time four updates are made and given up."""
+    with nothing_left():
+        said = message_of(
+            ob.RunError,
+            lambda: ob.train(
+                *problem(), optimizer=partial(Fatal, lr=0.1), discipline="asp", workers=2,
+                batch_size=4, epochs=20, shards=2, checkpoint_every=100_000,
+            ),
+        )  # fmt: skip
+    assert said.startswith("the server was killed by SIGKILL 4 times in a row")
+
+
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    """As a program may inherit it: the system is to throw away how children end."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_run_in_a_program_that_ignores_the_end_of_its_children(gate, out, ignored, shards):
+    steps = [after(3), strike("offbeat 1"), seen(Joined, 1), contributed(1, 2)]
+    done, _, what = faulty(gate, "asp", steps, out=out, shards=shards)
+    assert_exact(done, 48, 12)
+    assert_replays(done, what)
+
+
+def test_only_the_main_thread_can_mend_that(ignored):
+    said: list[str] = []
+    thread = threading.Thread(
+        target=lambda: said.append(
+            message_of(ob.ConfigError, lambda: run("local", problem(), "bsp", workers=2))
+        )
+    )
+    with nothing_left():
+        thread.start()
+        thread.join()
+    assert "signal.signal(signal.SIGCHLD, signal.SIG_DFL)" in said[0]
 
 
 # ---------------------------------------------------------------- disk, memory, files
@@ -397,13 +528,23 @@ def interrupt(record: Any) -> bool:
     return True
 
 
-def test_ctrl_c_saves_and_the_run_can_go_on(gate, out):
+def to_all(record: Any) -> bool:
+    """As a scheduler does it: every process of a job is asked to stop."""
+    for pid in (*children().values(), os.getpid()):
+        os.kill(pid, signal.SIGTERM)
+    return True
+
+
+@pytest.mark.parametrize("stop", [interrupt, to_all])
+def test_ctrl_c_saves_and_the_run_can_go_on(gate, out, stop):
     what = problem(samples=48)._replace(loss=gate)
     how: dict[str, Any] = {"workers": 3, "epochs": 12, "out": out}
-    script = Script(gate, [after(10), interrupt])
+    script = Script(gate, [after(10), stop])
     with pytest.raises(ob.Interrupted) as caught:
         run("local", what, "fedbuff:2,2", listeners=[script], **how)
+    assert getattr(caught.value, "code", None) == (143 if stop is to_all else None)
     begun = caught.value.run.summary()
+    assert begun.lost == 0
     del caught
     assert 10 <= begun.updates < 48 * 12 // 16
     assert "missing" in begun.ledger[-1]
@@ -413,8 +554,9 @@ def test_ctrl_c_saves_and_the_run_can_go_on(gate, out):
     assert_replays(done, what)
 
 
-def test_ctrl_c_twice_stops_at_once(gate):
-    script = Script(gate, [after(3), lambda record: interrupt(record) and interrupt(record)])
+@pytest.mark.parametrize("stop", [interrupt, to_all])
+def test_ctrl_c_twice_stops_at_once(gate, stop):
+    script = Script(gate, [after(3), lambda record: stop(record) and stop(record)])
     what = problem(samples=48)._replace(loss=gate)
     with pytest.raises(KeyboardInterrupt) as caught:
         run("local", what, "asp", workers=3, epochs=5000, listeners=[script])
@@ -515,9 +657,12 @@ def test_everything_ends_with_the_launcher(out, how):
         handles = [os.pidfd_open(pid) for pid in pids]
         process.stdin.write(b"go\n")
         process.stdin.close()
-        assert process.wait() == -how
+        # SIGTERM saves and stops, and is told by the exit code.
+        assert process.wait() == (143 if how == signal.SIGTERM else -how)
     ended(handles)
     assert len(pids) == 6
     assert list(temporary.iterdir()) == []
     assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
     assert "run.json" in os.listdir(out)
+    assert (RunFolder(out).load() is not None) == (how == signal.SIGTERM)
+    assert (out / "model.safetensors").exists() == (how == signal.SIGTERM)

@@ -205,6 +205,85 @@ def test_a_worker_that_dies_in_its_loop_is_forked_again(script: Path, tmp_path: 
     assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
 
 
+def test_a_worker_that_ends_with_status_0_in_its_loop_is_forked_again(
+    script: Path, tmp_path: Path
+) -> None:
+    mark, out = tmp_path / "mark", tmp_path / "run"
+    die = f"import os, pathlib; mark = pathlib.Path({str(mark)!r})\n" + " " * 8
+    die += "if run.rank == 1 and run.version > 3 and not mark.exists():\n" + " " * 12
+    die += "mark.touch(); os._exit(0)"
+    script.write_text(SCRIPT.replace("HERE", die).replace("AFTER", ""))
+    done = offbeat("run", "-n", 2, "--emulate", "50ms", "--sync", "bsp", "--out", out, script)
+    assert done.returncode == 0, done.stderr
+    joins = [r.worker for r in read(out / "log.jsonl") if isinstance(r, Joined)]
+    assert joins.count(1) == 2
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+
+
+def test_workers_that_always_end_with_status_0_end_the_run(script: Path) -> None:
+    script.write_text(SCRIPT.replace("HERE", "import os; os._exit(0)").replace("AFTER", ""))
+    done = offbeat("run", "-n", 2, "--sync", "asp", script)
+    assert done.returncode == 3
+    assert "ended with exit status 0 4 times in a row without any work" in done.stderr
+
+
+# To whom the signal goes: the launcher, whose workers are its children, or torchrun.
+STOP = """import os, signal
+        if run.rank == 1 and run.version > 3: os.kill(os.getppid(), signal.SIGTERM)"""
+
+
+def test_sigterm_saves_and_the_run_goes_on(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    script.write_text(SCRIPT.replace("HERE", STOP).replace("AFTER", ""))
+    words = ("run", "-n", 2, "--emulate", "50ms", "--sync", "asp", "--out", out)
+    done = offbeat(*words, script)
+    assert done.returncode == 143, done.stderr
+    assert "goes on with the same command and --resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    begun = json.loads((out / "summary.json").read_text())["updates"]
+    assert 4 <= begun < 24
+    script.write_text(SCRIPT.replace("HERE", "pass").replace("AFTER", ""))
+    done = offbeat(*words, "--resume", script)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+
+
+def torchrun(script: Path) -> subprocess.CompletedProcess[str]:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200)
+
+
+def test_sigterm_saves_a_run_under_torchrun(script: Path, tmp_path: Path) -> None:
+    """torchrun sends it on to every rank; nobody leaves before the server has saved."""
+    out = tmp_path / "run"
+    settings = f"ob.join(discipline='bsp', out={str(out)!r}, resume=True)"
+    text = SCRIPT.replace("AFTER", "").replace("ob.join()", settings)
+    # From the fourth version on nobody gets further before the signal is there.
+    wait = STOP + "\n" + " " * 8 + "if run.version > 3: stopping(run)"
+    stopping = """
+import time
+from offbeat.link.memory import Counts
+
+def stopping(run):
+    while not run._seat.crew.shared.counts[Counts.STOPPING]:
+        time.sleep(0)
+
+torch.manual_seed(0)
+"""
+    script.write_text(text.replace("HERE", wait).replace("\ntorch.manual_seed(0)\n", stopping))
+    done = torchrun(script)
+    assert done.returncode != 0
+    begun = json.loads((out / "summary.json").read_text())["updates"]
+    assert 4 <= begun < 12
+    script.write_text(text.replace("HERE", "pass"))
+    done = torchrun(script)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((out / "summary.json").read_text())
+    assert [epoch["applied"] for epoch in figures["ledger"]] == [48, 48]
+
+
 def test_a_mistake_in_the_loop_is_told_with_its_line(script: Path) -> None:
     script.write_text(SCRIPT.replace("HERE", "1 / 0").replace("AFTER", ""))
     done = offbeat("run", "-n", 2, script)

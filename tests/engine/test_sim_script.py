@@ -250,10 +250,11 @@ def test_hogwild_is_refused(tmp_path: Path) -> None:
         simulate(script(tmp_path), "hogwild")
 
 
+@pytest.mark.parametrize("what", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("discipline", ["ssp:2", "local:2", "easgd:2", "soft:2"])
-def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path, discipline: str) -> None:
+def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path, discipline: str, what: str) -> None:
     simulate(script(tmp_path), discipline, LAGGING, out=tmp_path / "whole")
-    stop = "import signal; run.rank == 1 and step == 1 and signal.raise_signal(signal.SIGINT)"
+    stop = f"import signal; run.rank == 1 and step == 1 and signal.raise_signal(signal.{what})"
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         simulate(script(tmp_path, in_loop=stop), discipline, LAGGING, out=tmp_path / "run")

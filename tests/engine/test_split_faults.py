@@ -16,7 +16,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import offbeat as ob
+from offbeat.engine.local import Launcher
+from offbeat.engine.station import Station
 from offbeat.log import EpochDone, Joined, Lost, Record
+from offbeat.loop import Loop
 from tests.contract.common import Problem, problem, run
 from tests.engine.common import (
     Gate,
@@ -225,6 +228,77 @@ def test_a_process_that_always_dies_ends_the_run(gate):
         lambda: run("local", what, "asp", workers=2, epochs=2000, layout="pp=2,split=count"),
     )
     assert said.startswith("worker 1 ended 4 times in a row without any work")
+
+
+# ---------------------------------------------------------------- told to leave before it joined
+
+
+def late(when: Callable[[], bool]) -> Callable[[Station], Loop]:
+    """Workers that enter while `when` do so when they have been told that it is over."""
+    enter = Station.enter
+
+    def entered(station: Station) -> Loop:
+        if when():
+            assert select.select([station.link.wire], [], [], 60)[0]
+        return enter(station)
+
+    return entered
+
+
+LAYOUTS = [f"pp=2,microbatches=2,split=count,schedule={kind}" for kind in ("1f1b", "2bw")]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stage_is_killed_near_the_end(gate, out, monkeypatch, layout):
+    """Its replica is made anew, and the run is over before that has joined."""
+    struck = os.eventfd(0)
+    killed = strike_member(1, 1)
+
+    def kill(record: Record) -> bool:
+        if not members(1):
+            return False
+        os.eventfd_write(struck, 1)
+        return killed(record)
+
+    monkeypatch.setattr(Station, "enter", late(lambda: bool(select.select([struck], [], [], 0)[0])))
+    done, script, what = faulty(gate, "asp", layout, [after(3), kill, seen(Lost, 1)], out=out)
+    os.close(struck)
+    assert incarnations(script, 1) == [1]
+    assert_exact(done, SAMPLES, 12)
+    assert_replays(done, what)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_finished_run_is_resumed(gate, out, monkeypatch, layout):
+    gate.open()
+    what = problem(net, samples=SAMPLES)._replace(loss=gate)
+    how: dict[str, Any] = {"workers": 2, "epochs": 2, "out": out, "layout": layout}
+    first = run("local", what, "asp", **how)
+    monkeypatch.setattr(Station, "enter", late(lambda: True))
+    again = run("local", what, "asp", resume=True, **how)
+    assert again.parameter_hash == first.parameter_hash
+    assert_exact(again, SAMPLES, 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ctrl_c_before_anybody_has_joined(gate, out, monkeypatch, layout):
+    gate.open()
+    what = problem(net, samples=SAMPLES)._replace(loss=gate)
+    how: dict[str, Any] = {"workers": 2, "epochs": 2, "out": out, "layout": layout}
+    start = Launcher._start
+
+    def interrupted(launcher: Launcher, *given: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        start(launcher, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Station, "enter", late(lambda: True))
+        patched.setattr(Launcher, "_start", interrupted)
+        with pytest.raises(ob.Interrupted) as caught:
+            run("local", what, "asp", **how)
+    assert caught.value.run.summary().updates == 0
+    del caught
+    assert_exact(run("local", what, "asp", resume=True, **how), SAMPLES, 2)
 
 
 # ---------------------------------------------------------------- the user's own code
