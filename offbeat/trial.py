@@ -14,10 +14,16 @@ from offbeat.data import Reader
 from offbeat.engine.process import fork
 from offbeat.errors import ConfigError
 from offbeat.replica.objective import Found, Loss, tried
+from offbeat.signals import children_kept
 
 
 def try_batch(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
     """Compute one step and tell what it showed; whatever does not fit becomes a clear error."""
+    with children_kept():
+        return _tried(model, reader, loss, batch_size)
+
+
+def _tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
     answer, telling = os.pipe()
     try:
         what = partial(_tell, telling, model, reader, loss, batch_size)

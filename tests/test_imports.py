@@ -159,8 +159,10 @@ LAYERS: dict[str, set[str]] = {
     "link": set(),
     "link.base": {"lease", "contribution"},
     "link.messages": {"lease", "link.cores", "log"},
+    "link.signs": {"board"},
     "link.memory": {
         *("link.cores", "errors", "limits", "board", "store.home", "store.table", "link.posts"),
+        "link.signs",
     },
     "link.keys": set(),
     "link.group": {"link.keys", "store.table"},
@@ -227,7 +229,8 @@ LAYERS: dict[str, set[str]] = {
         *("job", "worker", "store.core", "link.mesh", "engine"),
         *("replica.open", "replica.part", "replica.passes"),
     },
-    "engine.steward": {"log", "link.memory", "store", "engine"},
+    "engine.watchdog": {"link.signs"},
+    "engine.steward": {"log", "link.memory", "link.signs", "store", "engine"},
     "engine.local_plan": {
         *("errors", "choices", "job", "link.memory", "store.table", "engine.via"),
     },
@@ -238,9 +241,10 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.local": {
         *("errors", "log", "kept", "run", "report.summary", "link.cores", "engine", "signals"),
+        "link.signs",
     },
     "engine.outcome": {
-        *("job", "kept", "run", "report.summary", "report.split"),
+        *("errors", "job", "kept", "run", "report.summary", "report.split"),
         *("engine.crew", "engine.orders"),
     },
     "engine.station": {

@@ -13,14 +13,19 @@ RESTARTS = 3  # deaths in a row, without any work between them, that a process i
 SERVER = -2  # its number among the children, with its hands behind it: -3, -4, ...
 
 
-def failed(number: int, words: LastWords | None, status: int | None = None) -> RunError:
-    """In words: who failed, of what, and what to do."""
+def failed(
+    number: int, words: LastWords | None, status: int | None = None, patience: float | None = None
+) -> RunError:
+    """In words: who failed, of what, and what to do; `patience` with one that was silent."""
     name = who(number)
     if words is not None:
         return RunError(f"{name} failed: {words.message}{_where(words.trace)}")
     how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else "ended"
     remedy = "if the machine ran out of memory, use fewer workers or smaller batches"
-    if status == 0:
+    if patience is not None:
+        how = f"was silent for longer than patience ({patience:g} s)"
+        remedy = "look for what holds it up; if it waits for something slow, pass a larger patience"
+    elif status == 0:
         how = "ended with exit status 0"
         remedy = "look in your code, and in what it calls, for os._exit(0)"
     return RunError(f"{name} {how} {RESTARTS + 1} times in a row without any work; {remedy}")

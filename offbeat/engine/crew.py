@@ -31,6 +31,7 @@ from offbeat.errors import RunError
 from offbeat.job import Job, Numbers, Place
 from offbeat.link.meeting import MeetingLink
 from offbeat.link.memory import Shared
+from offbeat.link.signs import IDLE
 from offbeat.log import Begun, Log, Relaid, tail
 from offbeat.prefetch import Prefetcher, worth_it
 from offbeat.replica.evaluate import Evaluator
@@ -264,7 +265,9 @@ class Crew:
         assert self.evaluator is not None
         model = self.content.model
         while wire.recv(16):
-            loss, accuracy = self.evaluator(self.tested_into(model))
+            loss, accuracy = self.evaluator(self.tested_into(model), self.shared.tester.turn)
+            # Before it says so: the server may have no time to hear it, or ask for the next one.
+            self.shared.tester.about = IDLE
             wire.send(encode(Tested(loss, accuracy)))
 
     @torch.no_grad()

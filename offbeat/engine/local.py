@@ -21,18 +21,20 @@ from offbeat.engine.orders import (
     Wire,
     send_order,
 )
-from offbeat.engine.outcome import all_settled, write_run
+from offbeat.engine.outcome import check_settled, write_run
 from offbeat.engine.process import Child, Inside, branch, fork
 from offbeat.engine.steward import Lived
+from offbeat.engine.watchdog import Watchdog
 from offbeat.errors import RunError
 from offbeat.kept import Kept, Saved
 from offbeat.link.cores import give_way
+from offbeat.link.signs import FILES, IDLE
 from offbeat.log import Admitted, Entry, Evaluated, Listener, Updated, decode
 from offbeat.report.summary import Tally
 from offbeat.run import Run, interrupted
 from offbeat.signals import children_kept, heard
 
-IDLE = 0.5  # seconds after which a display is told that nothing happens
+PAUSE = 0.5  # seconds after which a display is told that nothing happens
 PIECE = 8  # records that the launcher looks at in one go
 
 
@@ -52,6 +54,9 @@ class Launcher:
         self.children: dict[int, Child] = {}
         self.failures: dict[int, int] = {}  # of each, in a row without any work between them
         self.furthest = 0  # the highest version that there has been
+        self.signs = {SERVER: crew.shared.server, TESTER: crew.shared.tester}
+        self.dog = Watchdog(crew.local.patience, self.signs)
+        self.silent: set[int] = set()  # who was killed for that
         self.selector = selectors.DefaultSelector()
         self.orders: socket.socket | None = None
         self.inbox: Inbox | None = None
@@ -92,6 +97,7 @@ class Launcher:
             mine_too.close()
             self.crew.serve(orders, reports, saved, lived)
 
+        self.signs[SERVER].about, self.signs[TESTER].about = FILES, IDLE
         with orders, reports:
             self._fork(SERVER, serve)
         for number in range(self.crew.workers):
@@ -150,6 +156,8 @@ class Launcher:
 
     def _watch(self, number: int, child: Child) -> None:
         self.children[number] = child
+        self.dog.watch(number, child.pid)
+        self.silent.discard(number)
         self.selector.register(child.handle, selectors.EVENT_READ, number)
 
     def _forget_my_ends(self) -> None:
@@ -163,10 +171,9 @@ class Launcher:
 
     def _turn(self) -> bool:
         """Deal with the next things that happen; False when the server has been killed."""
-        left = self._patience_left()
-        if left is None and self.listeners:
-            left = IDLE
-        events = self.selector.select(left)
+        now = time.monotonic()
+        limits = [self._patience_left(), self.dog.left(now), PAUSE if self.listeners else None]
+        events = self.selector.select(min(limit for limit in limits if limit is not None))
         if not events:
             for listener in self.listeners:
                 listener.idle()
@@ -177,6 +184,9 @@ class Launcher:
                 return False
         if self._patience_left() == 0.0:
             self._kill_all()
+        for number in self.dog.silent(time.monotonic()):
+            self.silent.add(number)
+            self.children[number].kill()
         if self.done is None and self._left_alone():
             self._halt()  # every script has left its loop before the end
         return True
@@ -239,6 +249,7 @@ class Launcher:
     def _gone(self, number: int) -> bool:
         """A child is gone: what it said last, and whether it can be started again."""
         child = self.children.pop(number)
+        self.dog.forget(number)
         self.selector.unregister(child.handle)
         words = child.reap()
         if number == SERVER:
@@ -253,7 +264,8 @@ class Launcher:
             raise RunError(words.message)
         self.failures[number] = self.failures.get(number, 0) + 1
         if self.failures[number] > RESTARTS or (words is not None and number == SERVER):
-            raise failed(number, words, child.status)
+            patience = self.crew.local.patience if number in self.silent else None
+            raise failed(number, words, child.status, patience)
         if number == SERVER:
             return False
         self._start_one(number)
@@ -303,9 +315,10 @@ class Launcher:
             child.kill()
 
     def _reap_all(self) -> None:
-        for child in self.children.values():
+        for number, child in self.children.items():
             self.selector.unregister(child.handle)
             child.reap()
+            self.dog.forget(number)
         self.children.clear()
 
     def _close_ends(self) -> None:
@@ -374,14 +387,10 @@ def run_local(
         except InWorker:
             after.pop_all()  # memory and display are used on, here and in the launcher
             raise
-    if not (done.finished or branches or launcher.stopping is not None) or (
-        done.finished and not all_settled(done.ledger, job)
-    ):
-        raise RunError(
-            f"the run ended at version {done.version} with samples that nobody has trained on; "
-            "its last checkpoint is intact: resume it, or look for what has ended its workers"
-        )
+    # Scripts may leave of themselves; workers that only compute have no reason to.
+    if done.finished or not (branches or launcher.stopping is not None):
+        check_settled(done, job)
     run = write_run(crew, kept, tally, done)
-    if not done.finished and launcher.stopping is not None:  # scripts may leave of themselves
+    if not done.finished and launcher.stopping is not None:
         raise interrupted(run, launcher.stopping)
     return run

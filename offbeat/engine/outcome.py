@@ -2,6 +2,7 @@
 
 from offbeat.engine.crew import Crew
 from offbeat.engine.orders import Done
+from offbeat.errors import RunError
 from offbeat.job import Job
 from offbeat.kept import Kept
 from offbeat.report.split import layout_figures
@@ -9,10 +10,15 @@ from offbeat.report.summary import Tally
 from offbeat.run import Run
 
 
-def all_settled(ledger: list[dict[str, int]], job: Job) -> bool:
-    """Whether every sample of every epoch has been applied, or given up by design."""
-    counted = sum(epoch[kind] for epoch in ledger for kind in ("applied", "dropped", "skipped"))
-    return counted == job.samples * job.epochs
+def check_settled(done: Done, job: Job) -> None:
+    """Refuse to call a run finished if not every sample was applied, or given up by design."""
+    kinds = ("applied", "dropped", "skipped")
+    counted = sum(epoch[kind] for epoch in done.ledger for kind in kinds)
+    if counted != job.samples * job.epochs:
+        raise RunError(
+            f"the run ended at version {done.version} with samples that nobody has trained on; "
+            "its last checkpoint is intact: resume it, or look for what has ended its workers"
+        )
 
 
 def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:

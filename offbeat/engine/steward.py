@@ -16,7 +16,9 @@ from offbeat.engine import orders
 from offbeat.engine.floor import Floor
 from offbeat.engine.orders import TESTER, Done, Frozen, Halt, Lines, Mark, Outbox, Saved, Wire
 from offbeat.engine.server import Server, Watch
+from offbeat.engine.watchdog import LOOKS
 from offbeat.link.memory import Counts, Shared
+from offbeat.link.signs import FILES, WORKING
 from offbeat.log import Entry, Evaluated
 from offbeat.store.checkpoint import Others, nobody
 from offbeat.store.core import Store
@@ -112,6 +114,7 @@ class Steward:
 
     def run(self) -> None:
         self.floor.take()
+        self.shared.server.about = WORKING
         while not self.store.finished and not (self.halted and self.server.quiet):
             self._turn()
             self._tend()
@@ -162,7 +165,9 @@ class Steward:
         self.store.log.flush()  # what nobody was answered for waits until here
         now = time.monotonic()
         self.idle = not self.lines and not self.outbox.backlog and now >= self.due
-        self.floor.wait(None if self.idle else max(0.0, self.due - now))
+        self.shared.server.turn()
+        often = self.server.patience / LOOKS  # the launcher looks for signs of life
+        self.floor.wait(often if self.idle else min(often, max(0.0, self.due - now)))
         if (self.lines or self.outbox.backlog) and time.monotonic() >= self.due:
             self._flush()
 
@@ -201,6 +206,7 @@ class Steward:
 
     def _ask_tester(self) -> None:
         assert self.tester is not None
+        self.shared.tester.about = WORKING
         with suppress(OSError):  # its death shows when its wire is read, and another is asked
             self.tester.send(b"!")
 
@@ -269,7 +275,9 @@ class Steward:
         self._flush()
         self.outbox.put(Mark(store.version))
         self.outbox.finish()  # the figures of a run must not be older than its checkpoint
+        self.shared.server.about = FILES
         self.shelf.save(store.version, tensors, meta, self.others)
+        self.shared.server.about = WORKING
         if self.new_log is not None:
             store.log.switch(self.new_log())
         self.outbox.put(Saved())

@@ -15,6 +15,8 @@ from offbeat.errors import ConfigError
 from offbeat.limits import memory_left
 from offbeat.link.cores import NOWHERE, Cores
 from offbeat.link.posts import FIELDS, Posts
+from offbeat.link.signs import FIELDS as SIGN
+from offbeat.link.signs import Sign
 from offbeat.store.home import Home
 from offbeat.store.table import Flat, Table
 
@@ -110,7 +112,7 @@ class Plan:
         each += pages(self.statistics.nbytes) + pages(self.updater.nbytes)
         each += pages(self.rule.nbytes) + pages(len(self.rule))
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
-        small += pages((self.workers + 1) * 8)
+        small += pages((self.workers + 1) * 8) + 2 * pages(SIGN * 8)
         small += pages(self.workers * self.processes * FIELDS * 8)
         return small + 2 * whole + pages(self.statistics.nbytes) + self.workers * each
 
@@ -161,6 +163,7 @@ class Shared:
         if file is None:
             cores[:] = NOWHERE
         self.cores = Cores(cores[:-1], cores[-1:])
+        self.server, self.tester = Sign(self._numbers(SIGN)), Sign(self._numbers(SIGN))
         posts = self._numbers(plan.workers * plan.processes * FIELDS)
         self.posts = [Posts(mine) for mine in posts.reshape(plan.workers, -1, FIELDS)]
         self.parameters = self._flats()

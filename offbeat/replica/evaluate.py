@@ -1,6 +1,7 @@
 """How good the store's parameters are on a test set: mean loss, and accuracy for classifiers."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +25,13 @@ class Evaluator:
         if not len(self.reader):
             raise ConfigError("the test set is empty: leave test= out, or give it samples")
 
-    def __call__(self, model: nn.Module) -> tuple[float | None, float | None]:
-        """Mean loss and accuracy: None where the loss is no number, or outputs are no scores."""
+    def __call__(
+        self, model: nn.Module, after: Callable[[], None] = lambda: None
+    ) -> tuple[float | None, float | None]:
+        """Mean loss and accuracy: None where the loss is no number, or outputs are no scores.
+
+        `after` is called after each batch.
+        """
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         total, right, labelled = 0.0, 0, 0
@@ -38,6 +44,7 @@ class Evaluator:
                 right += int((output.argmax(classes) == batch[1]).sum())
                 labelled += batch[1].numel()
             total += value.item() * len(rows)
+            after()
         for module, mode in modes:
             module.training = mode
         loss = total / len(self.reader)

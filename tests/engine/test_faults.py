@@ -564,7 +564,7 @@ def test_ctrl_c_twice_stops_at_once(gate, stop):
 
 
 def test_ctrl_c_twice_ends_a_run_whose_server_stands_still(gate):
-    """Nobody watches the server; whoever sits before the screen does."""
+    """Whoever sits before the screen need not wait for patience to run out."""
 
     def twice(record: Any) -> bool:
         strike("offbeat server", what=signal.SIGSTOP)(record)
