@@ -664,5 +664,5 @@ def test_everything_ends_with_the_launcher(out, how):
     assert list(temporary.iterdir()) == []
     assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
     assert "run.json" in os.listdir(out)
-    assert (RunFolder(out).load() is not None) == (how == signal.SIGTERM)
+    assert how == signal.SIGKILL or RunFolder(out).load() is not None
     assert (out / "model.safetensors").exists() == (how == signal.SIGTERM)
