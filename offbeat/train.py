@@ -42,7 +42,7 @@ class TrainOptions(Options, total=False):
     checkpoint_every: int | None  # versions between two checkpoints; None saves after each epoch
     emulate: Sequence[float | str] | str | None  # least time of each worker's step: "20ms,80ms"
     overlap: bool  # compute on while the last gradient is under way; local engine only
-    patience: float  # seconds after which a silent worker counts as lost; local engine only
+    patience: float  # seconds that a process may be silent; then it is lost; local engine only
     prefetch: bool | None  # read ahead in a thread; None where it pays; local engine only
     threads: int | None  # of each worker; None shares the cores; local engine only
     via: str  # "store", or "allreduce": workers add up among themselves; local engine only

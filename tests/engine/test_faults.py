@@ -616,7 +616,7 @@ def test_ctrl_c_during_the_last_test(gate, out):
 
 
 LAUNCHER = """
-import os, sys
+import os, signal, sys
 from torch.nn import functional as F
 import offbeat as ob
 from tests.contract.common import problem, run
@@ -626,6 +626,9 @@ def tell(record):
     there = children() | hands()
     print(*there.values(), flush=True)
     sys.stdin.readline()
+    if sys.argv[3:]:
+        for pid in there.values():
+            os.kill(pid, signal.SIGSTOP)
     os.kill(os.getpid(), int(sys.argv[1]))
     return True
 
@@ -636,15 +639,17 @@ run("local", what, "asp", workers=3, epochs=5000, out=sys.argv[2], test=what.dat
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_everything_ends_with_the_launcher(out, how):
+@pytest.mark.parametrize(
+    ("how", "more"), [(signal.SIGKILL, ()), (signal.SIGKILL, ("stopped",)), (signal.SIGTERM, ())]
+)
+def test_everything_ends_with_the_launcher(out, how, more):
     root = Path(__file__).parents[2]
     temporary = out.parent / "temporary"
     temporary.mkdir()
     # PyTorch's own cache, which the first optimiser of any process makes.
     places = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(out.parent / "cache")}
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(int(how)), str(out)],
+        [sys.executable, "-c", LAUNCHER, str(int(how)), str(out), *more],
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root)} | places,
         stdin=subprocess.PIPE,
