@@ -172,12 +172,12 @@ def test_exit_status_0_without_a_goodbye_is_a_death_like_any_other(gate, out):
     assert_replays(done, what._replace(loss=gate))
 
 
-@pytest.mark.parametrize("who", ["offbeat 1", "offbeat"])
+@pytest.mark.parametrize("who", [("offbeat 1",), ("offbeat 0", "offbeat 1")])
 def test_workers_that_always_end_with_status_0_end_the_run(who):
     """Also if all do: a model of part of the samples is not given back as if all were well."""
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if me().startswith(who):
+        if me() in who:
             os._exit(0)
         return F.mse_loss(output, target)
 
