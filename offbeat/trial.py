@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from offbeat.data import Reader
+from offbeat.engine.blame import startable, where
 from offbeat.engine.process import fork
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, RunError
 from offbeat.replica.objective import Found, Loss, tried
 from offbeat.signals import children_kept
 
@@ -27,14 +28,18 @@ def _tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Fou
     answer, telling = os.pipe()
     try:
         what = partial(_tell, telling, model, reader, loss, batch_size)
-        child = fork("offbeat trial", what, torch.get_num_threads())
+        with startable("the process that tries the first batch"):
+            child = fork("offbeat trial", what, torch.get_num_threads())
+    except RunError:
+        os.close(answer)
+        raise
     finally:
         os.close(telling)
     with open(answer, "rb") as pipe:
         told = pipe.read()
     words = child.reap()
     if words is not None:
-        raise ConfigError(words.message)
+        raise ConfigError(words.message + where(words.trace))
     if not told:
         raise ConfigError(
             f"the process that tried the first batch ended with status {child.status}: is there "

@@ -333,7 +333,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
     },
-    "trial": {"errors", "data", "replica.objective", "engine.process", "signals"},
+    "trial": {"errors", "data", "replica.objective", "engine.blame", "engine.process", "signals"},
     "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint", "signals"},
     "replay": {
         *("choices", "send"),

@@ -19,7 +19,7 @@ def failed(
     """In words: who failed, of what, and what to do; `patience` with one that was silent."""
     name = who(number)
     if words is not None:
-        return RunError(f"{name} failed: {words.message}{_where(words.trace)}")
+        return RunError(f"{name} failed: {words.message}{where(words.trace)}")
     how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else "ended"
     remedy = "if the machine ran out of memory, use fewer workers or smaller batches"
     if patience is not None:
@@ -32,12 +32,12 @@ def failed(
 
 
 @contextmanager
-def startable(number: int) -> Iterator[None]:
+def startable(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"{who(number)} could not be started ({error.strerror}): use fewer workers, or "
+            f"{name} could not be started ({error.strerror}): use fewer workers, or "
             "raise the limits on processes and memory (ulimit -a shows them)"
         ) from error
 
@@ -60,7 +60,7 @@ def who(number: int) -> str:
     return {SERVER: "the server", TESTER: "the test process"}.get(number, f"worker {number}")
 
 
-def _where(trace: str) -> str:
+def where(trace: str) -> str:
     """The last line of a traceback that is not in this package or in torch."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
     found = ""

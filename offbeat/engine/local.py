@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from offbeat.engine import orders
-from offbeat.engine.blame import RESTARTS, SERVER, failed, name_of, startable
+from offbeat.engine.blame import RESTARTS, SERVER, failed, name_of, startable, who
 from offbeat.engine.crew import Crew
 from offbeat.engine.orders import (
     TESTER,
@@ -134,7 +134,7 @@ class Launcher:
 
     def _branch(self, number: int, theirs: socket.socket, mine: socket.socket) -> None:
         """Fork a worker that leaves the launcher from here, by an exception, and goes on."""
-        with startable(number):
+        with startable(who(number)):
             child, inside = branch(name_of(number))
         if child is not None:
             mine.close()
@@ -150,7 +150,7 @@ class Launcher:
         raise InWorker(number, mine, inside)
 
     def _fork(self, number: int, main: Callable[[], None]) -> None:
-        with startable(number):
+        with startable(who(number)):
             child = fork(name_of(number), main, self.crew.threads(number))
         self._watch(number, child)
 

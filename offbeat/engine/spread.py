@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offbeat.choices import InPlace
 from offbeat.contribution import Contribution
-from offbeat.engine.blame import failed, hand_number, name_of, startable
+from offbeat.engine.blame import failed, hand_number, name_of, startable, who
 from offbeat.engine.hand import (
     Advance,
     Answer,
@@ -97,7 +97,7 @@ def hire(count: int, main: Callable[[int, socket.socket], None], threads: int) -
                 end.close()  # so that everyone hears when the server is gone
             main(number, theirs)
 
-        with theirs, startable(hand_number(number)):
+        with theirs, startable(who(hand_number(number))):
             child = fork(name_of(hand_number(number)), begin, threads)
         hands.append(Held(number, child, mine))
     return hands

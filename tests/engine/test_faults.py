@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 import offbeat as ob
 from offbeat.engine import crew as crew_module
-from offbeat.engine import local_plan
+from offbeat.engine import local, local_plan
 from offbeat.engine.server import Server
 from offbeat.link import memory
 from offbeat.log import EpochDone, Evaluated, Joined, Lost, Updated
@@ -239,7 +239,7 @@ def test_steps_longer_than_patience_end_the_run():
 
 def test_an_exception_in_the_loss_is_told_with_its_place():
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if me().startswith("offbeat"):
+        if me() in ("offbeat 0", "offbeat 1"):
             raise ValueError("no such class")
         return F.mse_loss(output, target)
 
@@ -481,9 +481,9 @@ def test_a_log_that_cannot_be_written_ends_the_run_in_words(out):
 
 
 def test_too_little_memory_is_found_before_any_process(monkeypatch):
-    monkeypatch.setattr(memory, "_available", lambda: 1000)
+    monkeypatch.setattr(memory, "memory_left", lambda: 1000)
     forked: list[int] = []
-    monkeypatch.setattr(os, "fork", lambda: forked.append(1))
+    monkeypatch.setattr(local, "fork", lambda *what: forked.append(1))
     with nothing_left():
         said = message_of(ob.ConfigError, lambda: run("local", problem(), "bsp", workers=2))
     assert "MiB of shared memory are not to be had" in said
@@ -499,19 +499,22 @@ def test_too_few_open_files_are_found_before_any_process(monkeypatch):
     assert "ulimit -n" in said
 
 
-def test_a_process_that_cannot_be_started_ends_the_run_in_words(monkeypatch):
+@pytest.mark.parametrize(
+    ("fails", "name"), [(1, "the process that tries the first batch"), (4, "worker 1")]
+)
+def test_a_process_that_cannot_be_started_ends_the_run_in_words(fails, name, monkeypatch):
     real, calls = os.fork, []
 
     def fork() -> int:
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == fails:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return real()
 
     monkeypatch.setattr(os, "fork", fork)
     with nothing_left():
         said = message_of(ob.RunError, lambda: run("local", problem(), "bsp", workers=2))
-    assert said.startswith("worker 1 could not be started (Resource temporarily unavailable)")
+    assert said.startswith(f"{name} could not be started (Resource temporarily unavailable)")
 
 
 # ---------------------------------------------------------------- the launcher
