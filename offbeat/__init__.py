@@ -75,7 +75,7 @@ from offbeat.report.summary import History, Summary
 from offbeat.run import Interrupted, Run
 from offbeat.store.table import ByCount, BySize, ByWeight
 from offbeat.store.updater import Clip, Schedule
-from offbeat.task import Task
+from offbeat.task import Metric, Task
 from offbeat.track.callback import Callback
 from offbeat.train import train
 
@@ -125,6 +125,7 @@ __all__ = [
     "LocalSGD",
     "Machine",
     "Member",
+    "Metric",
     "OffbeatError",
     "Pair",
     "Pause",

@@ -136,6 +136,7 @@ class Evaluated(Record, tag="test"):
     samples: int
     loss: float | None  # None where it is not a number
     accuracy: float | None = None
+    metric: float | None = None  # the user's own, whose name run.json has
 
 
 Entry = (

@@ -40,23 +40,39 @@ class Run:
         """Speed, staleness, waiting, bytes, memory and the ledger."""
         return self.figures
 
-    def report(self, path: str | Path = "report.html", target: float | None = None) -> Path:
+    def report(self, path: str | Path = "report.html", target: float | str | None = None) -> Path:
         """Write a page that shows the run: verdict, figures and tables, in one file.
 
-        `target` is the accuracy whose time it tells. A run that kept a folder (`out=`) also has
-        its timeline there. Needs matplotlib, `pip install offbeat[plot]`.
+        `target` is the score whose time it tells, "90%" or 0.35. A run that kept a folder
+        (`out=`) also has its timeline there. Needs matplotlib, `pip install offbeat[plot]`.
         """
         # Only who wants a report pays for what draws it.
         from offbeat.report.digest import digest
-        from offbeat.report.grid import check_target, remembered, side_by_side
+        from offbeat.report.grid import remembered, side_by_side
         from offbeat.report.page import write_page
 
-        check_target(target)
         if self.folder is not None and self.folder.is_dir():
             found = digest(self.folder)
         else:
             found = remembered(self.history, self.figures)
-        return write_page(side_by_side([found], target), Path(path))
+        return write_page(side_by_side([found]).aimed(target), Path(path))
+
+    def __repr__(self) -> str:
+        """One line, however long the run and however large the model."""
+        figures = self.figures
+        words = [
+            f"{figures.discipline} on {figures.workers} worker{'s' * (figures.workers != 1)}",
+            f"{figures.updates:,} update{'s' * (figures.updates != 1)} in {figures.seconds:.3g} s",
+        ]
+        if figures.metric is not None:
+            words.append(f"{figures.metric_name} {figures.metric:.4g}")
+        if figures.accuracy is not None:
+            words.append(f"accuracy {100 * figures.accuracy:.1f} %")
+        elif figures.loss is not None:
+            words.append(f"test loss {figures.loss:.4g}")
+        if self.folder is not None:
+            words.append(f"kept in {self.folder}")
+        return f"<Run: {', '.join(words)}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows of the run: its figures as a table."""

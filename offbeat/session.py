@@ -55,10 +55,10 @@ class Session:
     def test(self, now: float) -> None:
         """Evaluate what the store holds, never what a worker holds."""
         assert self.evaluator is not None
-        loss, accuracy = self.evaluator(self.job.tested(self.store))
+        found = self.evaluator(self.job.tested(self.store))
         applied = self.store.leases.ledger.applied
         self.tested = applied // self.evaluate_every
-        self.store.log.write(Evaluated(now, self.store.version, applied, loss, accuracy))
+        self.store.log.write(Evaluated(now, self.store.version, applied, *found))
 
     def last_test(self, now: float) -> None:
         """A run ends with a test, unless the last update has just been tested."""

@@ -364,6 +364,8 @@ def first_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str |
                     return f"the model has {mine} where the run has {that}"
         if key == "optimizer":
             value, other = _settings_text(value), _settings_text(other)
+        if key == "metric":
+            value, other = (None if one is None else one["name"] for one in (value, other))
         if value != other:
             return f"{key} is {value} here and {other} in the run"
     return None

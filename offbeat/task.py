@@ -16,6 +16,33 @@ OptimizerFactory = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A score of the user's own: `fn(model, test)` is a number for the whole test set.
+
+    It is called at every test, with the model in evaluation mode and without gradients.
+    """
+
+    name: str
+    fn: Callable[[nn.Module, Dataset[Any]], float]
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
+            raise ConfigError(f"a metric has a name such as 'f1', not {self.name!r}")
+        if not callable(self.fn):
+            raise ConfigError(
+                f"the metric {self.name} is computed by a function fn(model, test), "
+                f"not by {self.fn!r}"
+            )
+        if not isinstance(self.higher_is_better, bool):
+            raise ConfigError(f"higher_is_better is True or False, not {self.higher_is_better!r}")
+
+    def described(self) -> dict[str, Any]:
+        """What a run folder says of it."""
+        return {"name": self.name, "higher": self.higher_is_better}
+
+
+@dataclass(frozen=True)
 class Task:
     """Model, data, loss and test set, with the rate and batch size that suit them."""
 
@@ -25,6 +52,10 @@ class Task:
     test: Dataset[Any] | None = None
     optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.1)
     batch_size: int = 32
+    metric: Metric | None = None
+
+    def __post_init__(self) -> None:
+        check_metric(self.metric, self.test)
 
     def optimizer_at(self, lr: float | None) -> OptimizerFactory:
         """The optimiser with the rate `lr`, or as it is."""
@@ -36,3 +67,16 @@ class Task:
                 "optimizer=partial(torch.optim.SGD, lr=0.1) so that --lr can replace it"
             )
         return partial(self.optimizer, lr=lr)
+
+
+def check_metric(metric: Any, test: Dataset[Any] | None) -> None:
+    """Refuse what is no metric, and one that nothing would be measured with."""
+    if metric is None:
+        return
+    if not isinstance(metric, Metric):
+        raise ConfigError(
+            "metric is a value such as ob.Metric('f1', fn, higher_is_better=True), where "
+            f"fn(model, test) is a number, not {metric!r}"
+        )
+    if test is None:
+        raise ConfigError(f"the metric {metric.name} needs a test set: pass test=, or leave it out")

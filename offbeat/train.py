@@ -26,12 +26,13 @@ from offbeat.log import Listener
 from offbeat.pace import emulated
 from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.objective import Loss
+from offbeat.report.score import Judged
 from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import Essentials, Options, describe, make_job, try_step
 from offbeat.store.checkpoint import RunFolder
-from offbeat.task import OptimizerFactory
+from offbeat.task import Metric, OptimizerFactory, check_metric
 from offbeat.watch import Watch
 
 
@@ -48,6 +49,7 @@ class TrainOptions(Options, total=False):
     via: str  # "store", or "allreduce": workers add up among themselves; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
     listeners: Sequence[Listener]  # see every record as it is written
+    metric: Metric | None  # a score of one's own, taken at every test
     verify: bool  # first compare one step of the layout with one process, gradient by gradient
     watch: bool  # show the run on a page of this machine; its address is printed
     origin: dict[str, Any]  # what the run folder says of where model and data came from
@@ -96,7 +98,8 @@ def train(
     if options.pop("watch", False):
         listeners = (*listeners, Watch(str(discipline), virtual=engine == "sim"))
     origin, verified = options.pop("origin", {}), options.pop("verify", False)
-    start = options.pop("start", None)
+    start, metric = options.pop("start", None), options.pop("metric", None)
+    check_metric(metric, test)
     wanted = Essentials(
         model, data, loss, discipline, optimizer, len(simulated), batch_size, epochs, seed
     )
@@ -107,11 +110,13 @@ def train(
             raise ConfigError(f"{name} must be at least 1, not {value}")
     with fixed_arithmetic():
         job = make_job(wanted, options)
-        evaluator = Evaluator(test, loss, options.get("collate")) if test is not None else None
+        evaluator = None
+        if test is not None:
+            evaluator = Evaluator(test, loss, options.get("collate"), metric=metric)
         config = describe(job, optimizer) | _describe_engine(job, local, simulated)
-        config["origin"] = origin
+        config |= {"origin": origin, "metric": metric and metric.described()}
         earlier = RunFolder(start) if start is not None else None
-        tally = Tally(job.workers)
+        tally = Tally(job.workers, metric=Judged(**metric.described()) if metric else None)
         if local is not None:
             check(job, local)
         else:

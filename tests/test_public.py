@@ -17,6 +17,7 @@ PUBLIC = [
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
     "Elastic", "Failure", "FedBuff", "GapAware", "Gossip", "Gradient", "History", "Hogwild",
     "InPlace", "Interrupted", "Inverse", "Layout", "Listener", "LocalSGD", "Machine", "Member",
+    "Metric",
     "OffbeatError", "Pair", "Pause", "Polynomial", "Replay", "ReplayMismatch", "Rule", "Run",
     "RunError", "Schedule",
     "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "explain", "join", "optim",

@@ -134,7 +134,8 @@ Syncs = Annotated[
 ]
 Repeat = Annotated[int, _in(GRID, "Runs of every cell, each with the next seed.")]
 Target = Annotated[
-    float | None, _in(GRID, "Accuracy whose time is compared, 0.9; else one that all reach.")
+    str | None,
+    _in(GRID, "Score whose time is compared: 90%, or a loss of 0.35; else one that all reach."),
 ]
 GridEngine = Annotated[
     Engine | None, _in(TRAINING, "Processes here (local, the default) or virtual time (sim).")
@@ -152,7 +153,8 @@ Straggler = Annotated[
     _in(TRAINING, "The last of two or more workers is so many times slower.", metavar="TIMES"),
 ]
 GridBatchSize = Annotated[
-    int | None, _in(TRAINING, "Samples per worker and step, 128 or what the data can feed.")
+    int | None,
+    _in(TRAINING, "Samples per worker and step; else the task's own, or what data can feed."),
 ]
 GridEpochs = Annotated[
     int | None, _in(TRAINING, "Passes over the data; else about 500 steps of one device.")

@@ -10,8 +10,9 @@ from offbeat.cli import options
 from offbeat.cli.output import print_json
 from offbeat.errors import CheckpointError
 from offbeat.report.digest import digest
-from offbeat.report.grid import Cell, Grid, check_target, counted, side_by_side
+from offbeat.report.grid import Aim, Cell, Grid, counted, side_by_side
 from offbeat.report.page import write_page
+from offbeat.report.score import read_target
 from offbeat.report.verdict import verdict
 from offbeat.store.checkpoint import read_json
 
@@ -24,8 +25,10 @@ Folders = Annotated[
 ]
 Page = Annotated[Path, typer.Option(help="The page to write.", metavar="FILE.html")]
 Target = Annotated[
-    float | None,
-    typer.Option(help="The accuracy whose time is compared, as in 0.9; else one all reach."),
+    str | None,
+    typer.Option(
+        help="The score whose time is compared: 90%, or a loss of 0.35; else one all reach."
+    ),
 ]
 Files = Annotated[
     bool, typer.Option("--figures", help="Also write each figure as PNG and SVG, into figures/.")
@@ -40,8 +43,10 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Write one page about a run, or about several side by side."""
-    check_target(target)
+    if target is not None:
+        read_target(target)  # now, before logs are read
     grid = _gathered(run_dirs, target)
+    aim = grid.aim()
     path = write_page(grid, out, files=figures)
     found = verdict(grid)
     going = [d.name for d in grid.digests() if not d.finished]
@@ -50,10 +55,11 @@ def report(
             {
                 "report": str(path),
                 "title": grid.title,
-                "target": grid.aim(),
+                "score": aim and aim.score.name,
+                "target": aim and aim.target,
                 "verdict": found,
                 "unfinished": going,
-                "runs": [_row(cell, grid.aim()) for cell in grid.cells],
+                "runs": [_row(cell, aim) for cell in grid.cells],
             }
         )
         return
@@ -65,7 +71,7 @@ def report(
     print(f"\nwritten to {path}")
 
 
-def _row(cell: Cell, target: float | None) -> dict[str, Any]:
+def _row(cell: Cell, aim: Aim | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "discipline": cell.discipline,
         "devices": cell.devices,
@@ -79,19 +85,21 @@ def _row(cell: Cell, target: float | None) -> dict[str, Any]:
         "finished": d.finished,
         "samples_per_second": d.summary.samples_per_second,
         "accuracy": d.summary.accuracy,
-        "time_to_target": None if target is None else d.time_to(target),
+        "loss": d.summary.loss,
+        "metric": d.summary.metric,
+        "time_to_target": None if aim is None else aim.time(d),
     }
 
 
 # ---------------------------------------------------------------- which runs
 
 
-def _gathered(folders: list[Path], target: float | None) -> Grid:
+def _gathered(folders: list[Path], target: str | None) -> Grid:
     found = list(dict.fromkeys(folder.resolve() for folder in folders))
     if len(found) == 1 and (found[0] / "results.json").is_file():
         return _compared(found[0], target)
     runs = [run for folder in found for run in _runs(folder)]
-    return side_by_side([digest(run) for run in runs], target)
+    return side_by_side([digest(run) for run in runs]).aimed(target)
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -124,7 +132,7 @@ class _Results(msgspec.Struct):
     target_given: bool = False
 
 
-def _compared(folder: Path, target: float | None) -> Grid:
+def _compared(folder: Path, target: str | None) -> Grid:
     file = folder / "results.json"
     try:
         results = msgspec.convert(read_json(file), _Results)
@@ -137,6 +145,7 @@ def _compared(folder: Path, target: float | None) -> Grid:
             # By its last name alone, so that a file from elsewhere cannot point out of its folder.
             cell.digest = digest(folder / "cells" / Path(point.folder).name)
         cells.append(cell)
-    if target is None and results.target_given:
-        target = results.target
-    return Grid(results.title, cells, target, results.settings)
+    grid = Grid(results.title, cells, None, results.settings)
+    if target is None and results.target_given and grid.score() is not None:
+        return grid.aimed(results.target)
+    return grid.aimed(target)

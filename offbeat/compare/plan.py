@@ -13,9 +13,9 @@ from offbeat.discipline import parse
 from offbeat.errors import ConfigError
 from offbeat.layout.value import as_layout
 from offbeat.report.grid import counted
+from offbeat.report.score import read_target
 from offbeat.task import OptimizerFactory, Task
 
-BATCH = 128  # of one worker's step, unless the data is too small for it
 STEPS = 500  # that one device makes, unless epochs are given
 TESTS = 10  # of a run at the least
 _LONGEST = 120  # letters of a name; file systems allow about twice as many
@@ -56,14 +56,14 @@ class Plan:
     devices: Sequence[int] = (1, 2, 4)
     on: Speeds = field(default_factory=Here)
     layout: str | None = None  # of every replica; a device is then one replica
-    batch_size: int | None = None  # 128, or less where that is more than the data can feed
+    batch_size: int | None = None  # of one worker; None takes the task's own
     drop_last: bool = False
     epochs: int | None = None  # enough for 500 steps of one device
     evaluate_every: int | None = None  # samples; once an epoch, and ten times a run at the least
     repeat: int = 1
     seed: int = 0
     rates: Mapping[str, float] = field(default_factory=dict)
-    target: float | None = None  # accuracy whose time is compared; None takes one all can reach
+    target: float | str | None = None  # of the score, 90% or 0.35; None takes one all can reach
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sync", read_disciplines(self.sync))
@@ -77,8 +77,8 @@ class Plan:
         for name in ("batch_size", "epochs", "evaluate_every"):
             if (value := getattr(self, name)) is not None:
                 at_least(name, value, 1)
-        if self.target is not None and not 0 < self.target <= 1:
-            raise ConfigError(f"target is a share such as 0.9, not {self.target!r}")
+        if self.target is not None:
+            read_target(self.target)
         self.on.check(self.devices[-1])
         if self.layout is not None and as_layout(self.layout).replicas > 1:
             raise ConfigError(
@@ -145,10 +145,13 @@ class Plan:
 
     # ------------------------------------------------------------ with a task
 
-    def fitted(self, samples: int) -> "Plan":
-        """The same plan with every number chosen, for a dataset of so many samples."""
+    def fitted(self, samples: int, usual: int) -> "Plan":
+        """The same plan with every number chosen, for a dataset of so many samples.
+
+        `usual` is the task's own batch size, made smaller where the data cannot feed it.
+        """
         most = self.devices[-1]
-        batch = self.batch_size or max(1, min(BATCH, samples // most))
+        batch = self.batch_size or max(1, min(usual, samples // most))
         if self.layout is not None and self.batch_size is None:
             pieces = as_layout(self.layout).pieces  # a batch divides into microbatches
             batch = max(pieces, batch // pieces * pieces)

@@ -13,15 +13,27 @@ from rich.text import Text
 from offbeat.compare.plan import Plan, Point
 from offbeat.report import grid as figure
 from offbeat.report.digest import Digest
-from offbeat.report.grid import Cell, Grid, Group, Span
-from offbeat.report.tables import percent, rate, seconds, share
+from offbeat.report.grid import Aim, Cell, Grid, Group, Span
+from offbeat.report.score import ACCURACY, Score
+from offbeat.report.tables import rate, seconds, share
 from offbeat.store.checkpoint import write_json
 
 _COUNTED = (
-    *("seconds", "updates", "samples", "samples_per_second", "accuracy", "loss", "train_loss"),
+    *(
+        "seconds",
+        "updates",
+        "samples",
+        "samples_per_second",
+        "accuracy",
+        "loss",
+        "metric",
+        "train_loss",
+    ),
     *("staleness_mean", "staleness_max", "wait_share", "bytes_sent", "bytes_received"),
     *("dropped", "refused", "lost", "skipped", "parameter_hash"),
 )
+
+_NAME = 10  # letters of a score in the head of a column
 
 
 def write_results(
@@ -32,7 +44,7 @@ def write_results(
     impossible: Mapping[Point, str],
 ) -> dict[str, Any]:
     """Write results.json and results.csv; returns what is in the first."""
-    target = grid.aim()
+    aim, score = grid.aim(), grid.score()
     alone = {
         (group.discipline, group.devices): span.mean
         for group in grid.groups()
@@ -49,11 +61,12 @@ def write_results(
             "error": cell.failed or None,
             "folder": str(folders[point]) if point not in impossible else None,
         }
-        cells.append(row | _figures(cell.digest, target, alone.get((point.discipline, 1))))
+        cells.append(row | _figures(cell.digest, aim, alone.get((point.discipline, 1))))
     results = {
         "title": grid.title,
         "settings": grid.settings,
-        "target": target,
+        "score": score and {"name": score.name, "higher_is_better": score.higher},
+        "target": aim and aim.target,
         "target_given": plan.target is not None,
         "virtual": any(d.virtual for d in grid.digests()),
         "cells": cells,
@@ -69,14 +82,15 @@ def _state(cell: Cell, impossible: bool) -> str:
     return "failed" if cell.digest is None else "finished"
 
 
-def _figures(digest: Digest | None, target: float | None, alone: float | None) -> dict[str, Any]:
+def _figures(digest: Digest | None, aim: Aim | None, alone: float | None) -> dict[str, Any]:
     """Of a cell, or the same names without figures; `alone` is the speed of one device."""
     if digest is None:
         return dict.fromkeys(_figures_of_none)
     summary = digest.summary
     return {name: getattr(summary, name) for name in _COUNTED} | {
-        "seconds_to_target": None if target is None else digest.time_to(target),
+        "seconds_to_target": None if aim is None else aim.time(digest),
         "best_accuracy": figure.best_accuracy(digest),
+        "best_kept": None if aim is None else digest.best(aim.score.kind),
         "ideal_samples_per_second": digest.ideal,
         "efficiency": figure.efficiency(digest),
         "speedup": summary.samples_per_second / alone if alone else None,
@@ -90,7 +104,8 @@ def _figures(digest: Digest | None, target: float | None, alone: float | None) -
 
 _figures_of_none = (
     *_COUNTED,
-    *("seconds_to_target", "best_accuracy", "ideal_samples_per_second", "efficiency", "speedup"),
+    *("seconds_to_target", "best_accuracy", "best_kept"),
+    *("ideal_samples_per_second", "efficiency", "speedup"),
     *("compute_seconds", "wait_seconds", "communication_seconds", "memory_worker", "memory_store"),
 )
 
@@ -116,17 +131,18 @@ def _write_csv(path: Path, cells: list[dict[str, Any]]) -> None:
 
 def results_table(grid: Grid) -> Table:
     """One row for each discipline and number of devices, means over repeats, in 80 columns."""
-    target = grid.aim()
+    aim, score = grid.aim(), grid.score() or ACCURACY
     virtual = any(d.virtual for d in grid.digests())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
     table.add_column("\ndiscipline", overflow="fold")
     per = "samples/s\n(virtual)" if virtual else "\nsamples/s"
-    reached = "" if target is None else f"s to\n{share(target)}"
-    names = ("\ndevices", per, "of\nideal", "final\naccuracy", reached)
+    reached = "" if aim is None else f"s to\n{aim.bare}"
+    name = score.name if len(score.name) <= _NAME else f"{score.name[: _NAME - 1]}…"
+    names = ("\ndevices", per, "of\nideal", f"final\n{name}", reached)
     for name in (*names, "stale-\nness", "wait\nshare", "exchange\ns/worker"):
         table.add_column(name, justify="right", no_wrap=True)
     groups = {(group.discipline, group.devices): group for group in grid.groups()}
-    soonest = _soonest(list(groups.values()), target)
+    soonest = _soonest(list(groups.values()), aim)
     before = ""
     for cell in (cell for cell in grid.cells if cell.repeat == 0):
         name = cell.discipline if cell.discipline != before else ""
@@ -137,7 +153,7 @@ def results_table(grid: Grid) -> Table:
         if group is None:
             table.add_row(name, str(cell.devices), Text(_why(cell), style="red"))
         else:
-            table.add_row(name, str(cell.devices), *_row(group, target, soonest))
+            table.add_row(name, str(cell.devices), *_row(group, score, aim, soonest))
     return table
 
 
@@ -145,21 +161,21 @@ def _why(cell: Cell) -> str:
     return "not possible" if cell.failed.startswith("not possible") else "failed"
 
 
-def _soonest(groups: list[Group], target: float | None) -> float | None:
-    spans = [span for group in groups if (span := group.time_to(target)) is not None]
+def _soonest(groups: list[Group], aim: Aim | None) -> float | None:
+    spans = [span for group in groups if (span := group.time_to(aim)) is not None]
     return min((span.mean for span in spans), default=None)
 
 
-def _row(group: Group, target: float | None, soonest: float | None) -> list[str | Text]:
-    reached = group.time_to(target)
-    time = "-" if target is None else "never" if reached is None else seconds(reached.mean)
+def _row(group: Group, score: Score, aim: Aim | None, soonest: float | None) -> list[str | Text]:
+    reached = group.time_to(aim)
+    time = "-" if aim is None else "never" if reached is None else seconds(reached.mean)
     best = reached is not None and reached.mean == soonest
     efficiency = group.span(figure.efficiency)
-    accuracy = group.span(figure.accuracy)
+    final = group.final(score)
     return [
         rate(_known(group.span(figure.speed))),
         "-" if efficiency is None else share(efficiency.mean),
-        percent(None if accuracy is None else accuracy.mean),
+        score.write(None if final is None else final.mean),
         Text(time, style="bold" if best else ""),
         f"{_known(group.span(figure.staleness)):.2f}",
         share(_known(group.span(figure.waiting))),

@@ -1,7 +1,7 @@
 """Run the cells of a plan that its folder does not hold yet, and put all of them side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from offbeat.discipline import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
 from offbeat.layout.explain import check
 from offbeat.log import Listener
+from offbeat.replica.evaluate import Evaluator
 from offbeat.replica.shared import untouched
 from offbeat.report.digest import digest
 from offbeat.report.grid import Cell, Grid
+from offbeat.report.score import ACCURACY, LOSS, Judged, read_target, scored_by
 from offbeat.setup import describe_optimizer
 from offbeat.task import Task
 from offbeat.train import train
@@ -60,13 +62,35 @@ def _plain(task: object) -> bool:
     return callable(task) and not hasattr(task, "make")
 
 
+def _target(plan: Plan, task: Task) -> float | None:
+    """The target as a number of the score that the runs will have."""
+    if plan.target is None:
+        return None
+    if task.test is None:
+        raise ConfigError(
+            f"the target {plan.target} is of a score on a test set, and the task has none: "
+            "return offbeat.Task(..., test=...), or leave --target out"
+        )
+    if task.metric is not None:
+        return scored_by(Judged(**task.metric.described())).read(plan.target)
+    try:
+        with untouched(task.model):
+            classes = Evaluator(task.test, task.loss).has_classes(task.model)
+    except Exception:  # the first cell says what is wrong, and where
+        return read_target(plan.target)[0]
+    return (ACCURACY if classes else LOSS).read(plan.target)
+
+
 class _Runner:
     def __init__(self, source: Source, plan: Plan, place: Place, listeners: Sequence[Listener]):
         self.source, self.place, self.listeners = source, place, listeners
         self.watchers = [one for one in listeners if isinstance(one, Watcher)]
         self.tasks: tuple[int, Task] | None = None
         self.samples = len(self.task(plan.seed).data)  # type: ignore[arg-type]
-        self.plan = plan.fitted(self.samples)
+        first = self.task(plan.seed)
+        self.plan = replace(
+            plan.fitted(self.samples, first.batch_size), target=_target(plan, first)
+        )
         if self.plan.layout is not None and self.plan.batch_size is not None:
             check(self.plan.layout, self.task(plan.seed).model, self.plan.batch_size)
         self.impossible = {p: why for p in plan.points() if (why := plan.impossible(p))}
@@ -116,6 +140,7 @@ class _Runner:
             "seed": self.seed(point),
             "samples": self.samples,
             "optimizer": describe_optimizer(self.plan.optimizer(task, point.discipline)),
+            "metric": task.metric and task.metric.described(),
             "origin": self.source.origin(self.seed(point)),
             **self.plan.on.described(point.devices),
         }
@@ -140,6 +165,7 @@ class _Runner:
                     out=draft,
                     evaluate_every=self.plan.evaluate_every or self.samples,
                     listeners=self.listeners,
+                    metric=task.metric,
                     origin=self.source.origin(self.seed(point)),
                     layout=self.plan.layout,
                     drop_last=self.plan.drop_last,
@@ -172,7 +198,9 @@ class _Runner:
         points = self.plan.points()
         cells = [self.cell(point) for point in points]
         title = f"{self.source.name}: {', '.join(self.plan.sync)}"
-        grid = Grid(title, cells, self.plan.target, self.settings())
+        grid = Grid(title, cells, None, self.settings())
+        if grid.score() is not None:  # there is none where every cell failed
+            grid = grid.aimed(self.plan.target)
         folders = {p: self.place.folder(p).relative_to(self.place.path) for p in points}
         results = write_results(self.place.path, grid, self.plan, folders, self.impossible)
         return Comparison(self.place.path, self.plan, grid, results, self.impossible)

@@ -265,10 +265,10 @@ class Crew:
         assert self.evaluator is not None
         model = self.content.model
         while wire.recv(16):
-            loss, accuracy = self.evaluator(self.tested_into(model), self.shared.tester.turn)
+            found = self.evaluator(self.tested_into(model), self.shared.tester.turn)
             # Before it says so: the server may have no time to hear it, or ask for the next one.
             self.shared.tester.about = IDLE
-            wire.send(encode(Tested(loss, accuracy)))
+            wire.send(encode(Tested(*found)))
 
     @torch.no_grad()
     def tested_into(self, model: nn.Module) -> nn.Module:

@@ -66,6 +66,7 @@ class Tested(msgspec.Struct, array_like=True):
 
     loss: float | None
     accuracy: float | None
+    metric: float | None = None
 
 
 Orders = Wire | Halt

@@ -225,6 +225,7 @@ class Steward:
         assert self.testing is not None
         result = orders.tested(packet)
         self.testing.loss, self.testing.accuracy = result.loss, result.accuracy
+        self.testing.metric = result.metric
         self.store.log.write(self.testing)
         self.testing = None
 

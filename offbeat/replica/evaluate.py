@@ -1,37 +1,46 @@
-"""How good the store's parameters are on a test set: mean loss, and accuracy for classifiers."""
+"""How good the store's parameters are on a test set: loss, accuracy, and a metric of the user's."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from offbeat.data import Collate, Reader
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, RunError
 from offbeat.replica.objective import BatchLoss, Loss
+from offbeat.task import Metric
+
+
+class Scores(NamedTuple):
+    """What a test found: None where the loss is no number, or outputs are no class scores."""
+
+    loss: float | None
+    accuracy: float | None
+    metric: float | None = None
 
 
 class Evaluator:
     """The test set, read in order; a model is put in evaluation mode for the while."""
 
     def __init__(
-        self, data: Dataset[Any], loss: Loss, collate: Collate | None = None, batch: int = 512
+        self,
+        data: Dataset[Any],
+        loss: Loss,
+        collate: Collate | None = None,
+        batch: int = 512,
+        metric: Metric | None = None,
     ):
         self.reader = Reader(data, shuffle=False, collate=collate)
-        self.loss, self.batch = loss, batch
+        self.data, self.loss, self.batch, self.metric = data, loss, batch, metric
         self.differentiates = False  # whether the loss takes derivatives itself: found out in time
         if not len(self.reader):
             raise ConfigError("the test set is empty: leave test= out, or give it samples")
 
-    def __call__(
-        self, model: nn.Module, after: Callable[[], None] = lambda: None
-    ) -> tuple[float | None, float | None]:
-        """Mean loss and accuracy: None where the loss is no number, or outputs are no scores.
-
-        `after` is called after each batch.
-        """
+    def __call__(self, model: nn.Module, after: Callable[[], None] = lambda: None) -> Scores:
+        """Mean loss, accuracy, and the user's metric; `after` is called after each batch."""
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         total, right, labelled = 0.0, 0, 0
@@ -45,10 +54,33 @@ class Evaluator:
                 labelled += batch[1].numel()
             total += value.item() * len(rows)
             after()
+        metric = None if self.metric is None else self._metric(self.metric, model)
         for module, mode in modes:
             module.training = mode
         loss = total / len(self.reader)
-        return loss if math.isfinite(loss) else None, right / labelled if labelled else None
+        return Scores(
+            loss if math.isfinite(loss) else None, right / labelled if labelled else None, metric
+        )
+
+    @torch.no_grad()
+    def has_classes(self, model: nn.Module) -> bool:
+        """Whether there will be an accuracy, as the first test sample shows."""
+        if isinstance(self.loss, BatchLoss):
+            return False
+        batch = self.reader.fetch(torch.arange(1))
+        return _classes(model.eval()(batch[0]), batch[1]) is not None
+
+    @torch.no_grad()
+    def _metric(self, metric: Metric, model: nn.Module) -> float | None:
+        found = metric.fn(model, self.data)
+        try:
+            value = float(found)
+        except (TypeError, ValueError, RuntimeError):
+            raise RunError(
+                f"the metric {metric.name} returned {type(found).__name__}: "
+                "return one number for the whole test set"
+            ) from None
+        return value if math.isfinite(value) else None
 
     def _computed(self, model: nn.Module, batch: Any) -> tuple[Any, Tensor]:
         """What the model puts out, if the loss takes that, and the loss."""

@@ -1,7 +1,6 @@
 """A run in the few numbers that its page shows, from its folder alone, however long its log."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -22,7 +21,8 @@ from offbeat.log import (
     read,
 )
 from offbeat.report.recount import Recount
-from offbeat.report.summary import LayoutFigures, Step, Summary, Tally, Test
+from offbeat.report.score import Climbs, Judged, Kind
+from offbeat.report.summary import LayoutFigures, Step, Summary, Tally, Test, height, thinned
 from offbeat.report.timeline import Segment as Segment  # one of the structs of a digest
 from offbeat.report.timeline import Timeline
 from offbeat.store.checkpoint import RunFolder, read_json
@@ -34,12 +34,9 @@ EVENTS = 500  # at most, the first ones
 SPEEDS = 100  # stretches of time at most in which samples are counted
 PER_SPEED = 4  # updates on average at least in each, or there is more noise than speed
 
-_ENOUGH = 16 * CURVE  # points of a curve held while reading
 _TAIL = 1 << 16  # bytes at the end of a log that tell when it ends
 _HUGE = 1 << 40  # no honest count in one record is above this
 _AGES = 1e15  # nor any number of seconds
-
-P = TypeVar("P", Test, Step)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -72,12 +69,22 @@ class Digest(msgspec.Struct):
     segments: list[Segment] = []
     window: tuple[float, float] = (0.0, 0.0)  # the stretch of time that `segments` covers
     events: list[Event] = []
+    metric: Judged | None = None  # the user's own, if there is one
+    climbs: Climbs | None = None  # what was reached and kept, from all tests that there were
 
-    def time_to(self, accuracy: float) -> float | None:
-        """Seconds until a test first reached `accuracy`, or None."""
-        return next(
-            (t.time for t in self.tests if t.accuracy is not None and t.accuracy >= accuracy), None
-        )
+    def __post_init__(self) -> None:
+        if self.climbs is None:
+            self.climbs = Climbs.of(self.tests, self.metric)
+
+    def time_to(self, target: float, score: Kind = "accuracy") -> float | None:
+        """Seconds until `target` was reached and kept, as in `History.time_to`, or None."""
+        assert self.climbs is not None
+        return self.climbs.by(score).time_to(target)
+
+    def best(self, score: Kind = "accuracy") -> float | None:
+        """The best level that was reached and kept."""
+        assert self.climbs is not None
+        return self.climbs.by(score).best()
 
 
 def digest(folder: str | Path) -> Digest:
@@ -115,6 +122,7 @@ class _Config(msgspec.Struct):
     emulate: list[float] | None = None
     accumulate: Count = 1
     drop_last: bool = False
+    metric: Judged | None = None
 
     @property
     def left_out(self) -> int:
@@ -180,7 +188,7 @@ class _Count:
     def __init__(self, config: _Config, end: float):
         self.config = config
         self.virtual = config.engine == "sim"
-        self.tally = Tally(config.workers)
+        self.tally = Tally(config.workers, metric=config.metric)
         left_out = config.left_out
         self.ledger = Recount(config.samples - left_out, config.epochs, left_out)
         self.timeline = Timeline(config.workers, self.virtual, SEGMENTS, end / 2)
@@ -213,11 +221,6 @@ class _Count:
                 self._event(record)
         self.tally.see(record)
         self.timeline.see(record)
-        history = self.tally.history
-        if len(history.steps) > _ENOUGH:
-            history.steps = thinned(history.steps, _ENOUGH // 2, _loss)
-        if len(history.tests) > _ENOUGH:
-            history.tests = thinned(history.tests, _ENOUGH // 2, _accuracy)
 
     def _check(self, part: Part) -> None:
         self._known(part.worker)
@@ -270,12 +273,14 @@ class _Count:
             batch_size=config.batch_size,
             virtual=self.virtual,
             ideal=self._ideal(),
-            tests=thinned(tally.history.tests, CURVE, _accuracy),
-            losses=thinned(steps, CURVE, _loss),
+            tests=thinned(tally.history.tests, CURVE, height),
+            losses=thinned(steps, CURVE, lambda step: step.loss),
             speeds=self._speeds(),
             segments=segments,
             window=window,
             events=self.events,
+            metric=config.metric,
+            climbs=tally.history.climbs,
         )
 
     def _ideal(self) -> float | None:
@@ -292,40 +297,6 @@ class _Count:
         width = self.width * together
         sums = [sum(self.counts[i : i + together]) for i in range(0, SPEEDS, together)]
         return [Speed((i + 1) * width, samples / width) for i, samples in enumerate(sums)]
-
-
-# ---------------------------------------------------------------- curves
-
-
-def thinned(points: list[P], most: int, value: Callable[[P], float]) -> list[P]:
-    """At most `most` points: the first, the last, and the extremes of equal stretches of time."""
-    if len(points) <= most:
-        return list(points)
-    first, last = points[0], points[-1]
-    stretches = (most - 2) // 2
-    width = (last.time - first.time) / stretches
-    lowest: dict[int, int] = {}
-    highest: dict[int, int] = {}
-    for index in range(1, len(points) - 1):
-        point = points[index]
-        place = int((point.time - first.time) / width) if width > 0 else 0
-        place = max(0, min(place, stretches - 1))
-        low, high = lowest.setdefault(place, index), highest.setdefault(place, index)
-        if value(point) < value(points[low]):
-            lowest[place] = index
-        if value(point) > value(points[high]):
-            highest[place] = index
-    chosen = sorted({0, len(points) - 1, *lowest.values(), *highest.values()})
-    return [points[index] for index in chosen]
-
-
-def _loss(step: Step) -> float:
-    return step.loss
-
-
-def _accuracy(test: Test) -> float:
-    found = test.loss if test.accuracy is None else test.accuracy
-    return 0.0 if found is None else found
 
 
 def _measured(told: LayoutFigures | None) -> LayoutFigures | None:

@@ -9,7 +9,8 @@ from offbeat.report.drawing import Look, Picture, canvas, finish, legend, light,
 from offbeat.report.figures_one import losses, pace, shares
 from offbeat.report.figures_runs import curves, histogram, timeline
 from offbeat.report.grid import Grid, Group, Span, counted, marks
-from offbeat.report.tables import percent, rate, seconds, share, size
+from offbeat.report.score import ACCURACY
+from offbeat.report.tables import rate, seconds, share, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,8 +45,8 @@ def pictures(grid: Grid) -> list[Picture]:
 
 def metrics(grid: Grid) -> list[Metric]:
     """What is shown against the number of devices, in the order of the page."""
-    target = grid.aim()
-    goal = "" if target is None else f"{100 * target:g} %"
+    aim, score = grid.aim(), grid.score() or ACCURACY
+    classes = score.kind == "accuracy"
     scale, unit = _memory_unit(grid)
     whole = any("worker_peak" in d.summary.memory for d in grid.digests())
     return [
@@ -55,9 +56,11 @@ def metrics(grid: Grid) -> list[Metric]:
             lambda g: g.span(figures_of.speed), rate,
         ),
         Metric(
-            "accuracy", "Final accuracy", "accuracy on the test set, %",
-            "Higher is better. What a discipline gains in speed it may lose here.",
-            lambda g: g.span(figures_of.accuracy), percent, factor=100, from_zero=False,
+            score.kind, f"Final {plain(score.words)}",
+            "accuracy on the test set, %" if classes else plain(score.words),
+            f"{'Higher' if score.higher else 'Lower'} is better. "
+            "What a discipline gains in speed it may lose here.",
+            lambda g: g.final(score), score.write, factor=100 if classes else 1.0, from_zero=False,
         ),
         Metric(
             "communication", "Communication time per worker", "seconds",
@@ -71,9 +74,9 @@ def metrics(grid: Grid) -> list[Metric]:
             lambda g: g.span(figures_of.memory), size, factor=1 / scale,
         ),
         Metric(
-            "target", f"Time to {goal} accuracy", "seconds",
-            "Lower is better.",
-            lambda g: g.time_to(target), lambda v: f"{seconds(v)} s",
+            "target", f"Time to {plain(str(aim))}", "seconds",
+            "Lower is better. A target counts when it is reached and kept.",
+            lambda g: g.time_to(aim), lambda v: f"{seconds(v)} s",
         ),
         Metric(
             "efficiency", "Efficiency against the ideal", "% of the ideal speed",
@@ -193,7 +196,8 @@ def _bars(
     names = grid.disciplines()
     ends = [span.high * metric.factor for _, span in found]
     starts = [span.low * metric.factor for _, span in found]
-    room = max(max(ends) - min(starts), 0.5)
+    least = 0.5 if metric.factor == 100 else 0.02 * abs(max(ends))  # half a point, or 2 %
+    room = max(max(ends) - min(starts), least) or 1
     for row, group in enumerate(rows):
         look = Look.of(names.index(group.discipline))
         span = spans.get(group.discipline)

@@ -14,6 +14,7 @@ from offbeat.report.drawing import (
     plain,
 )
 from offbeat.report.grid import Grid, Group, counted, marks, thinned
+from offbeat.report.score import Score
 from offbeat.report.tables import seconds
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ KINDS = {"compute": "computing", "exchange": "exchanging", "wait": "waiting"}
 
 
 def curves(grid: Grid) -> Picture | None:
-    """Accuracy against time; where nobody was tested, the training loss."""
-    tested = any(t.accuracy is not None for d in grid.digests() for t in d.tests)
-    name, what = ("accuracy", "Accuracy") if tested else ("loss", "Training loss")
-    drawable = [g for g in grid.groups() if any(_points(d, tested) for d in g.digests)]
+    """The score against time; where nobody was tested, the training loss."""
+    score, aim = grid.score(), grid.aim()
+    words = "training loss" if score is None else plain(score.words)
+    what = words[:1].upper() + words[1:]
+    unit = ", %" if score is not None and score.kind == "accuracy" else ""
+    drawable = [g for g in grid.groups() if any(_points(d, score) for d in g.digests)]
     if not drawable:
         return None
     devices = sorted({g.devices for g in drawable})[-PANELS:]
@@ -43,10 +46,11 @@ def curves(grid: Grid) -> Picture | None:
     names, handles = grid.disciplines(), {}
     for axis, number in zip(axes, reversed(devices), strict=True):
         for group in (g for g in shown if g.devices == number):
-            handles[group.discipline] = _curve(axis, group, names, tested)
-        if tested and (target := grid.aim()) is not None:
-            axis.axhline(100 * target, color=light("soft"), linewidth=1, linestyle=(0, (4, 3)))
-        axis.set_ylabel(f"{name}, %" if tested else name)
+            handles[group.discipline] = _curve(axis, group, names, score)
+        if aim is not None:
+            level = _scale(aim.score) * aim.target
+            axis.axhline(level, color=light("soft"), linewidth=1, linestyle=(0, (4, 3)))
+        axis.set_ylabel(f"{words if score is not None else 'loss'}{unit}")
         if len(devices) > 1 or len(grid.devices()) > 1:
             axis.set_title(counted(number, "device"), loc="left", fontsize=9.5, color=light("ink"))
     axes[-1].set_xlim(left=0)
@@ -55,35 +59,39 @@ def curves(grid: Grid) -> Picture | None:
     unreal = marks(d for g in shown for d in g.digests)
     finish(figure, f"{what} against time", unreal)
     caption = "Further left is sooner." + (
-        " The dashed line is the target." if tested and grid.aim() is not None else ""
+        " The dashed line is the target." if aim is not None else ""
     )
     if any(len(g.digests) > 1 for g in shown):
         caption += " Each repeat has a line of its own."
-    words = "; ".join(
-        f"{plain(g.name)}: {_ends(_points(g.digests[0], tested), tested)}" for g in shown
+    ends = "; ".join(
+        f"{plain(g.name)}: {_ends(_points(g.digests[0], score), unit.strip(','))}" for g in shown
     )
-    return Picture("curves", f"{what} against time", caption, words, figure, unreal)
+    return Picture("curves", f"{what} against time", caption, ends, figure, unreal)
 
 
-def _points(digest: Digest, tested: bool) -> list[tuple[float, float]]:
-    if tested:
-        return [(t.time, 100 * t.accuracy) for t in digest.tests if t.accuracy is not None]
-    return [(s.time, s.loss) for s in digest.losses]
+def _scale(score: Score) -> float:
+    return 100.0 if score.kind == "accuracy" else 1.0
 
 
-def _ends(points: Sequence[tuple[float, float]], tested: bool) -> str:
+def _points(digest: Digest, score: Score | None) -> list[tuple[float, float]]:
+    if score is None:
+        return [(s.time, s.loss) for s in digest.losses]
+    values = ((t.time, score.of(t)) for t in digest.tests)
+    return [(time, _scale(score) * value) for time, value in values if value is not None]
+
+
+def _ends(points: Sequence[tuple[float, float]], unit: str) -> str:
     if not points:
         return "nothing yet"
-    unit = " %" if tested else ""
     (first, low), (last, high) = points[0], points[-1]
     return f"{low:.3g}{unit} at {seconds(first)} s to {high:.3g}{unit} at {seconds(last)} s"
 
 
-def _curve(axis: "Axes", group: Group, names: Sequence[str], tested: bool) -> Any:
+def _curve(axis: "Axes", group: Group, names: Sequence[str], score: Score | None) -> Any:
     look = Look.of(names.index(group.discipline))
     handle: Any = None
     for number, digest in enumerate(group.digests):
-        points = thinned(_points(digest, tested), CURVE)
+        points = thinned(_points(digest, score), CURVE)
         (line,) = axis.plot(
             [x for x, _ in points], [y for _, y in points], color=look.colour,
             linestyle=look.dashes, linewidth=1.8 if number == 0 else 0.9,

@@ -1,19 +1,19 @@
 """Runs side by side: which discipline on how many devices, how often, and what each came to."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
 
 from offbeat.errors import ConfigError
 from offbeat.report.digest import CURVE, Digest
+from offbeat.report.score import ACCURACY, LOSS, Judged, Score, scored_by
 from offbeat.report.summary import History, Summary
 
 T = TypeVar("T")
-COMPARABLE = 0.8  # of the best accuracy; a run below that has failed and sets no target
+COMPARABLE = 0.8  # of the best score; a run below that has failed and sets no target
 
 
 class Cell(msgspec.Struct):
@@ -60,13 +60,17 @@ class Group:
         values = [value for d in self.digests if (value := figure(d)) is not None]
         return Span.over(values) if len(values) == len(self.digests) else None
 
-    def time_to(self, target: float | None) -> Span | None:
-        """Seconds to the target accuracy; None unless every repeat reached it."""
-        return None if target is None else self.span(lambda d: d.time_to(target))
+    def time_to(self, aim: "Aim | None") -> Span | None:
+        """Seconds to the target; None unless every repeat reached and kept it."""
+        return None if aim is None else self.span(aim.time)
 
-    def reached(self, target: float) -> int:
-        """How many repeats reached the target accuracy."""
-        return sum(d.time_to(target) is not None for d in self.digests)
+    def reached(self, aim: "Aim") -> int:
+        """How many repeats reached and kept the target."""
+        return sum(aim.time(d) is not None for d in self.digests)
+
+    def final(self, score: Score | None) -> Span | None:
+        """The score of the last test."""
+        return None if score is None else self.span(lambda d: final(d, score))
 
     def staleness(self) -> dict[int, int]:
         """How many contributions were how stale, over all repeats."""
@@ -85,12 +89,31 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Aim:
+    """The score whose time is compared, and how good it is to be."""
+
+    score: Score
+    target: float
+
+    def time(self, digest: Digest) -> float | None:
+        """Seconds until the run had reached and kept it."""
+        return digest.time_to(self.target, self.score.kind)
+
+    def __str__(self) -> str:
+        return self.score.goal(self.target)
+
+    @property
+    def bare(self) -> str:
+        return self.score.bare(self.target)
+
+
+@dataclass(frozen=True)
 class Grid:
     """The cells of a comparison, or the runs that a report puts side by side."""
 
     title: str
     cells: Sequence[Cell]
-    target: float | None = None  # accuracy whose time is compared; None takes one that suits all
+    target: float | None = None  # of the score; None takes one that suits all
     settings: dict[str, str] = field(default_factory=dict)  # shown with the results, as they are
 
     def digests(self) -> list[Digest]:
@@ -121,23 +144,47 @@ class Grid:
         shared = [n for n, count in Counter(g.devices for g in groups).items() if count > 1]
         return [g for g in groups if g.devices == max(shared)] if shared else groups
 
-    def aim(self) -> float | None:
-        """The accuracy whose time is compared, as given or else one that all can be held to.
+    def score(self) -> Score | None:
+        """What the runs are judged by: the user's metric where all have the same, else accuracy
+        where there are classes, else the loss on the test set; None where nobody was tested."""
+        tested = [d for d in self.digests() if d.tests]
+        named = {d.metric for d in tested}
+        if len(named) == 1 and (metric := named.pop()) is not None:
+            return scored_by(metric)
+        for score in (ACCURACY, LOSS):
+            if any(score.of(test) is not None for d in tested for test in d.tests):
+                return score
+        return None
 
-        That is the best accuracy of the weakest run, down to a whole per cent. Runs that came
+    def aim(self) -> Aim | None:
+        """The score whose time is compared and its target, as given or else one that suits all.
+
+        That is the best that the weakest run reached and kept, in round figures. Runs that came
         nowhere near the others, and runs that still go on, do not lower it.
         """
+        score = self.score()
+        if score is None:
+            return None
         if self.target is not None:
-            return self.target
+            return Aim(score, self.target)
         digests = self.digests()
         over = [d for d in digests if d.finished] or digests
-        best = [b for d in over if (b := best_accuracy(d)) is not None]
-        if not best:
-            return None
-        lowest = min(b for b in best if b >= COMPARABLE * max(best))
-        # Below a tenth a whole per cent is too coarse.
-        steps = 100 if lowest >= 0.1 else 10_000
-        return math.floor(lowest * steps + 1e-9) / steps
+        best = [b for d in over if (b := d.best(score.kind)) is not None]
+        return Aim(score, score.suiting(best, COMPARABLE)) if best else None
+
+    def aimed(self, target: str | float | None) -> "Grid":
+        """The same with a target, as `90%` or `0.35`; refuses one that the runs cannot be held to.
+
+        None leaves it as it is.
+        """
+        if target is None:
+            return self
+        score = self.score()
+        if score is None:
+            raise ConfigError(
+                "no run here was tested, so there is no time to a target: leave the target out"
+            )
+        return replace(self, target=score.read(target))
 
 
 # ---------------------------------------------------------------- figures of one run
@@ -147,12 +194,14 @@ def best_accuracy(digest: Digest) -> float | None:
     return max((t.accuracy for t in digest.tests if t.accuracy is not None), default=None)
 
 
+def final(digest: Digest, score: Score) -> float | None:
+    """The score of the last test."""
+    found: float | None = getattr(digest.summary, score.kind)
+    return found
+
+
 def speed(digest: Digest) -> float | None:
     return digest.summary.samples_per_second
-
-
-def accuracy(digest: Digest) -> float | None:
-    return digest.summary.accuracy
 
 
 def efficiency(digest: Digest) -> float | None:
@@ -185,11 +234,6 @@ def waiting(digest: Digest) -> float | None:
 
 
 # ---------------------------------------------------------------- words
-
-
-def check_target(target: float | None) -> None:
-    if target is not None and not 0 < target <= 1:
-        raise ConfigError(f"the target is a share, 0.9 for 90 %, not {target:g}")
 
 
 def thinned(points: Sequence[T], most: int) -> list[T]:
@@ -248,6 +292,9 @@ def remembered(history: History, summary: Summary, name: str = "in memory") -> D
     # The same in words as a digest of a log: everybody computes all the time at the speed seen.
     paces = [w.samples / w.compute for w in summary.per_worker if w.compute > 0]
     tests, steps = history.tests, history.steps
+    assert history.climbs is not None
+    higher = history.climbs.metric.higher
+    metric = Judged(summary.metric_name, higher) if summary.metric_name else None
     return Digest(
         name=name,
         summary=summary,
@@ -257,6 +304,8 @@ def remembered(history: History, summary: Summary, name: str = "in memory") -> D
         ideal=sum(paces) if len(paces) == summary.workers else None,
         tests=thinned(tests, CURVE),
         losses=thinned(steps, CURVE),
+        metric=metric,
+        climbs=history.climbs,
     )
 
 

@@ -205,16 +205,16 @@ def _figure(grid: Grid, picture: Picture, files: bool) -> Safe:
 
 
 def _settings(grid: Grid) -> Safe:
-    target = grid.aim()
+    aim = grid.aim()
     known = dict(grid.settings)
-    if target is not None:
+    if aim is not None:
         best = (
             "the best it came to"
             if len(grid.groups()) == 1
             else "all runs near the best reached it"
         )
         chosen = "as given" if grid.target is not None else f"chosen: {best}"
-        known["target"] = f"{100 * target:g} % accuracy, {chosen}"
+        known["target"] = f"{aim}, {chosen}"
     if not known:
         return tag("p", "None are known.")
     pairs = [

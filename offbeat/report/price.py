@@ -2,26 +2,31 @@
 
 from collections.abc import Sequence
 
-from offbeat.report.grid import Group, Span, accuracy, bytes_sent, efficiency, memory, staleness
-from offbeat.report.tables import percent, share, size
+from offbeat.report.grid import Group, Span, bytes_sent, efficiency, memory, staleness
+from offbeat.report.score import Score
+from offbeat.report.tables import share, size
 
 POINTS = 0.001  # of accuracy; less is not worth a word
 WORTH = 0.01  # of accuracy; so much may be worth more than time
+LITTLE = 0.01  # of a loss or metric, as a share of it; less is not worth a word
+MUCH = 0.05  # of a loss or metric, as a share of it; so much may be worth more than time
 MORE = 1.02  # times the memory or the bytes; less is not worth a word
 STALER = 0.05  # updates
 
 
-def gave_up(winner: Group, other: Group) -> list[str]:
+def gave_up(winner: Group, other: Group, score: Score) -> list[str]:
     """What the winner is worse in than the other."""
     words: list[str] = []
-    mine, its = winner.span(accuracy), other.span(accuracy)
+    mine, its = winner.final(score), other.final(score)
     better = ""
-    if mine is not None and its is not None and _differ(mine, its, POINTS):
-        both = f"{percent(mine.mean)} against {percent(its.mean)}"
-        if mine.mean < its.mean:
+    if mine is not None and its is not None and _differ(mine, its, score, POINTS, LITTLE):
+        both = f"{score.write(mine.mean)} against {score.write(its.mean)}"
+        if not score.better(its.mean, mine.mean):
+            better = f" Its final {score.words} is {'higher' if score.higher else 'lower'}: {both}."
+        elif score.kind == "accuracy":
             words.append(f"{100 * (its.mean - mine.mean):.1f} points of final accuracy ({both})")
         else:
-            better = f" Its final accuracy is higher: {both}."
+            words.append(f"some of the final {score.words} ({both})")
     for figure, noun in ((memory, "memory per worker"), (bytes_sent, "bytes sent")):
         mine, its = winner.span(figure), other.span(figure)
         if mine is not None and its is not None and its.mean and mine.mean > MORE * its.mean:
@@ -38,40 +43,48 @@ def gave_up(winner: Group, other: Group) -> list[str]:
     return [f"Against {other.discipline}, {winner.discipline} gave up {listed(words)}.{better}"]
 
 
-def rather(winner: Group, baseline: Group | None) -> list[str]:
-    """When the last point of accuracy matters more than the time, say who had it."""
-    if baseline is None or baseline is winner:
+def rather(winner: Group, baseline: Group | None, score: Score) -> list[str]:
+    """When the last bit of the score matters more than the time, say who had it."""
+    if baseline is None or baseline is winner or not clearly_worse(winner, baseline, score):
         return []
-    mine, its = winner.span(accuracy), baseline.span(accuracy)
-    if (
-        mine is None
-        or its is None
-        or its.mean - mine.mean < WORTH
-        or not _differ(mine, its, POINTS)
-    ):
-        return []
-    return ["Where final accuracy matters more than time, synchronous is the better choice."]
+    return [f"Where final {score.words} matters more than time, synchronous is the better choice."]
 
 
-def highest(groups: Sequence[Group], winner: Group) -> list[str]:
-    """Who ended above the winner, if that is not by chance."""
-    mine = winner.span(accuracy)
-    finals = [(final, g) for g in groups if (final := g.span(accuracy)) is not None]
-    best, group = max(finals, key=lambda pair: pair[0].mean, default=(None, winner))
-    if mine is None or best is None or group is winner or best.mean - mine.mean < WORTH:
+def ended_better(groups: Sequence[Group], winner: Group, score: Score) -> Group | None:
+    """Who ended with the best score, if that is clearly better than the winner's."""
+    finals = [(final.mean, g) for g in groups if (final := g.final(score)) is not None]
+    choose = max if score.higher else min
+    _, group = choose(finals, key=lambda pair: pair[0], default=(None, winner))
+    return group if group is not winner and clearly_worse(winner, group, score) else None
+
+
+def highest(best: Group | None, winner: Group, score: Score) -> list[str]:
+    """Who ended above the winner, and with what."""
+    if best is None:
         return []
-    if not _differ(mine, best, POINTS):
-        return []
+    mine, its = winner.final(score), best.final(score)
+    assert mine is not None
+    assert its is not None
     return [
-        f"The highest final accuracy was that of {group.discipline}: {percent(best.mean)} "
-        f"against {percent(mine.mean)}."
+        f"The {score.best} final {score.words} was that of {best.discipline}: "
+        f"{score.write(its.mean)} against {score.write(mine.mean)}."
     ]
 
 
-def _differ(mine: Span, its: Span, least: float) -> bool:
-    if abs(mine.mean - its.mean) < least:
+def clearly_worse(one: Group, other: Group, score: Score) -> bool:
+    """Whether one ended worse than the other by more than is worth a little time."""
+    mine, its = one.final(score), other.final(score)
+    if mine is None or its is None or not score.better(its.mean, mine.mean):
         return False
-    return mine.apart(its) if mine.count > 1 or its.count > 1 else True
+    return _differ(mine, its, score, WORTH, MUCH)
+
+
+def _differ(mine: Span, its: Span, score: Score, points: float, part: float) -> bool:
+    """Whether two differ by so many points of accuracy, or by so much of any other score."""
+    scale = max(abs(mine.mean), abs(its.mean))
+    if abs(mine.mean - its.mean) < (points if score.kind == "accuracy" else part * scale):
+        return False
+    return mine.apart(its) if mine.count > 1 or its.count > 1 else mine.mean != its.mean
 
 
 def strength(group: Group) -> list[str]:

@@ -2,7 +2,8 @@
 
 import copy
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +21,10 @@ from offbeat.log import (
     Rested,
     Updated,
 )
+from offbeat.report.score import Climbs, Judged, Kind
+
+STEPS = 8192  # updates at most in a history; then it is thinned, and the log still has them all
+TESTS = 4096  # tests at most in a history
 
 
 class WorkerFigures(msgspec.Struct):
@@ -103,6 +108,8 @@ class Summary(msgspec.Struct):
     parameter_hash: str
     emulated: list[float] = []  # least seconds of each worker's step; empty where speeds are real
     layout: LayoutFigures | None = None  # None where a replica is one process
+    metric: float | None = None  # of the last test, where the user gave one
+    metric_name: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -117,6 +124,14 @@ class Test(msgspec.Struct, frozen=True):
     samples: int
     loss: float | None
     accuracy: float | None
+    metric: float | None = None  # the user's own
+
+    @classmethod
+    def of(cls, record: Evaluated) -> "Test":
+        return cls(
+            *(record.time, record.version, record.samples),
+            *(record.loss, record.accuracy, record.metric),
+        )
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -129,25 +144,96 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class History(msgspec.Struct):
-    """Loss and accuracy over time, versions and samples."""
+    """Loss and scores over time, versions and samples.
+
+    Of a very long run it holds thousands of tests and updates, and not all: the first, the last,
+    and the extremes between. The log in a run's folder has them all.
+    """
 
     tests: list[Test] = []
     steps: list[Step] = []
+    climbs: Climbs | None = None  # what was reached and kept, from all tests that there were
 
-    def time_to(self, accuracy: float) -> float | None:
-        """Seconds until a test first reached `accuracy`, or None."""
-        for test in self.tests:
-            if test.accuracy is not None and test.accuracy >= accuracy:
-                return test.time
-        return None
+    def __post_init__(self) -> None:
+        if self.climbs is None:
+            self.climbs = Climbs.of(self.tests)
+
+    def time_to(self, target: float, score: Kind = "accuracy") -> float | None:
+        """Seconds until `target` was reached and kept, or None.
+
+        Kept: a test is there, and so is the mean of it and the next two; at the end of a run, of
+        those that are left. `score` is "accuracy", "loss" or "metric", the user's own.
+        """
+        assert self.climbs is not None
+        return self.climbs.by(score).time_to(target)
+
+    def tested(self, test: Test) -> None:
+        """Another test."""
+        assert self.climbs is not None
+        self.climbs.see(test)
+        self.tests.append(test)
+        if len(self.tests) > TESTS:
+            self.tests = thinned(self.tests, TESTS // 2, height)
+
+    def stepped(self, step: Step) -> None:
+        """Another update."""
+        self.steps.append(step)
+        if len(self.steps) > STEPS:
+            self.steps = thinned(self.steps, STEPS // 2, lambda one: one.loss)
+
+    def copy(self) -> "History":
+        assert self.climbs is not None
+        return History(list(self.tests), list(self.steps), self.climbs.copy())
+
+    def __repr__(self) -> str:
+        """One line, however long the run was."""
+        return (
+            f"<History: {_counted(len(self.tests), 'test')}, {_counted(len(self.steps), 'step')}>"
+        )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+P = TypeVar("P", Test, Step)
+
+
+def thinned(points: list[P], most: int, value: Callable[[P], float]) -> list[P]:
+    """At most `most` points: the first, the last, and the extremes of equal stretches of time."""
+    if len(points) <= most:
+        return list(points)
+    begin, values = points[0].time, [value(point) for point in points]
+    stretches = (most - 2) // 2
+    span = points[-1].time - begin
+    per = stretches / span if span > 0 else 0.0
+    lowest: list[int] = [0] * stretches  # where; 0 is nowhere yet, and the first stays anyway
+    highest: list[int] = [0] * stretches
+    for index in range(1, len(points) - 1):
+        here = values[index]
+        place = max(0, min(int((points[index].time - begin) * per), stretches - 1))
+        if not lowest[place]:
+            lowest[place] = highest[place] = index
+        elif here < values[lowest[place]]:
+            lowest[place] = index
+        elif here > values[highest[place]]:
+            highest[place] = index
+    return [points[index] for index in sorted({0, len(points) - 1, *lowest, *highest})]
+
+
+def height(test: Test) -> float:
+    """What a curve of tests shows of one."""
+    found = next((v for v in (test.metric, test.accuracy, test.loss) if v is not None), 0.0)
+    return found
 
 
 class Tally(Listener):
-    """Adds a run up as its records pass; give it `history=False` for very long runs."""
+    """Adds a run up as its records pass; `history=False` keeps tests alone."""
 
-    def __init__(self, workers: int, history: bool = True):
+    def __init__(self, workers: int, history: bool = True, metric: Judged | None = None):
         self.figures = [WorkerFigures() for _ in range(workers)]
-        self.history = History()
+        self.metric = metric
+        self.history = History([], [], Climbs.of(metric=metric))
         self.keep = history
         self.staleness: Counter[int] = Counter()
         self.updates = self.samples = self.dropped = self.refused = self.lost = self.skipped = 0
@@ -160,7 +246,7 @@ class Tally(Listener):
         for name, value in vars(self).items():
             setattr(other, name, copy.copy(value))
         other.figures = [copy.copy(mine) for mine in self.figures]
-        other.history = History(list(self.history.tests), list(self.history.steps))
+        other.history = self.history.copy()
         return other
 
     def see(self, record: Entry) -> None:
@@ -173,8 +259,7 @@ class Tally(Listener):
         elif isinstance(record, Admitted):
             return  # it counts when it is applied
         elif isinstance(record, Evaluated):
-            test = Test(record.time, record.version, record.samples, record.loss, record.accuracy)
-            self.history.tests.append(test)
+            self.history.tested(Test.of(record))
         elif isinstance(record, Joined):
             self.figures[record.worker].joins += 1
         elif isinstance(record, Dropped):
@@ -203,8 +288,7 @@ class Tally(Listener):
                 told += part.samples
                 loss += part.loss * part.samples
         if self.keep and told:
-            step = Step(record.time, record.version, self.samples, loss / told)
-            self.history.steps.append(step)
+            self.history.stepped(Step(record.time, record.version, self.samples, loss / told))
 
     def _spent(self, part: Part) -> None:
         mine = self.figures[part.worker]
@@ -257,4 +341,6 @@ class Tally(Listener):
             per_worker=self.figures,
             ledger=ledger,
             parameter_hash=parameter_hash,
+            metric=last.metric if last else None,
+            metric_name=self.metric.name if self.metric else "",
         )

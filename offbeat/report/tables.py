@@ -85,6 +85,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ),
         ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
     ]
+    if summary.metric is not None:
+        rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))
     if summary.accuracy is not None:
         rows.append(("accuracy", f"{percent(summary.accuracy)} on the test set"))
     if summary.loss is not None:

@@ -6,17 +6,24 @@ from dataclasses import replace
 import msgspec
 
 from offbeat.report.grid import (
+    Aim,
     Grid,
     Group,
     Span,
-    accuracy,
-    best_accuracy,
     counted,
     speed,
     waiting,
 )
-from offbeat.report.price import gave_up, highest, listed, rather, strength, times
-from offbeat.report.tables import percent, rate, seconds, share
+from offbeat.report.price import (
+    ended_better,
+    gave_up,
+    highest,
+    listed,
+    rather,
+    strength,
+    times,
+)
+from offbeat.report.tables import rate, seconds, share
 
 CLOSE = 1.05  # single runs that differ by less say nothing about which is faster
 
@@ -30,60 +37,64 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verdict(grid: Grid) -> Verdict:
-    """Which discipline was first at the target accuracy, and what it gave up for that."""
+    """Which discipline first reached and kept the target, and what it gave up for that."""
     groups = grid.on_most()
     if len({g.devices for g in groups}) > 1:
         groups = [replace(g, discipline=g.name) for g in groups]
     if not groups:
         return Verdict("Nothing to compare yet.", ["No run has come to a result."])
     if len(groups) == 1:
-        return _alone(groups[0], grid.aim())
+        return _alone(groups[0], grid)
     if len({d.virtual for g in groups for d in g.digests}) > 1:
         return Verdict(
             "Simulated and real runs: their seconds are not the same, so there is no winner.",
             ["Compare simulated runs with simulated ones, and real runs with real ones."],
         )
-    target = grid.aim()
-    if target is None:
+    aim = grid.aim()
+    if aim is None:
         return _by_speed(groups)
-    reached = [(g, time) for g in groups if (time := g.time_to(target)) is not None]
+    reached = [(g, time) for g in groups if (time := g.time_to(aim)) is not None]
     reached.sort(key=lambda pair: pair[1].mean)
     if not reached:
-        return _nobody(groups, target)
-    found = _first(reached, target, _where(groups))
+        return _nobody(groups, aim)
+    found = _first(reached, aim, _where(groups))
+    best = ended_better(groups, reached[0][0], aim.score)
+    headline = found.headline
+    if found.winner is not None and best is not None:
+        # Being first is not all: a reader of the headline alone must know it.
+        headline = f"{headline[:-1]}, but ended clearly worse than {best.discipline}."
     rest = [
-        *highest(groups, reached[0][0]),
-        *_missed(groups, target),
-        *_fewer(grid, groups[0].devices, target),
+        *highest(best, reached[0][0], aim.score),
+        *_missed(groups, aim),
+        *_fewer(grid, groups[0].devices, aim),
     ]
-    return Verdict(found.headline, [*found.sentences, *rest, *_unreal(groups)], found.winner)
+    return Verdict(headline, [*found.sentences, *rest, *_unreal(groups)], found.winner)
 
 
 # ---------------------------------------------------------------- who was first
 
 
-def _first(reached: Sequence[tuple[Group, Span]], target: float, where: str) -> Verdict:
+def _first(reached: Sequence[tuple[Group, Span]], aim: Aim, where: str) -> Verdict:
     winner, time = reached[0]
-    goal = f"{100 * target:g} %"
     baseline = _synchronous([g for g, _ in reached])
     tied = [g for g, other in reached if g is winner or not _clear(time, other)]
     if len(reached) == 1:
-        headline = f"{winner.discipline} alone reached {goal} accuracy{where}, after {_time(time)}."
+        headline = f"{winner.discipline} alone reached {aim}{where}, after {_time(time)}."
         return Verdict(headline, strength(winner), winner.discipline)
     if len(tied) > 1:
-        return _tie(tied, reached, goal, where)
+        return _tie(tied, reached, aim, where)
     second, its = reached[1]
     lead = f"{times(its.mean / time.mean)} as fast as the next, {second.discipline} ({_time(its)})"
     if winner is baseline:
         headline = (
-            f"Synchronous is the better choice here: {winner.discipline} reached {goal} first."
+            f"Synchronous is the better choice here: {winner.discipline} reached {aim.bare} first."
         )
         sentences = [
-            f"{winner.discipline} reached {goal} accuracy{where} after {_spread(time)}, {lead}.",
+            f"{winner.discipline} reached {aim}{where} after {_spread(time)}, {lead}.",
             "Waiting for everybody cost less time than stale gradients did.",
         ]
     else:
-        headline = f"{winner.discipline} reached {goal} accuracy first{where}."
+        headline = f"{winner.discipline} reached {aim} first{where}."
         sentences = [f"It took {_spread(time)}, {lead}."]
         if baseline is not None and baseline is not second:
             its = next(t for g, t in reached if g is baseline)
@@ -93,7 +104,8 @@ def _first(reached: Sequence[tuple[Group, Span]], target: float, where: str) -> 
                 f"({_time(its)})."
             )
     against = second if winner is baseline or baseline is None else baseline
-    sentences += [*gave_up(winner, against), *rather(winner, baseline), *strength(winner)]
+    sentences += gave_up(winner, against, aim.score)
+    sentences += [*rather(winner, baseline, aim.score), *strength(winner)]
     return Verdict(headline, sentences, winner.discipline)
 
 
@@ -105,7 +117,7 @@ def _clear(first: Span, other: Span) -> bool:
 
 
 def _tie(
-    tied: Sequence[Group], reached: Sequence[tuple[Group, Span]], goal: str, where: str
+    tied: Sequence[Group], reached: Sequence[tuple[Group, Span]], aim: Aim, where: str
 ) -> Verdict:
     names = listed([g.discipline for g in tied])
     when = listed([f"{g.discipline} after {_spread(t)}" for g, t in reached if g in tied])
@@ -116,7 +128,7 @@ def _tie(
         else f"Their times differ by less than {100 * CLOSE - 100:.0f} %, and each ran once; "
         "--repeat 3 would show the spread."
     )
-    headline = f"No clear winner on time to {goal} accuracy{where}: {names}."
+    headline = f"No clear winner on time to {aim}{where}: {names}."
     sentences = [f"They reached it together: {when}.", why]
     baseline = _synchronous([g for g, _ in reached])
     if baseline is not None and baseline in tied:
@@ -132,25 +144,27 @@ def _tie(
             f"({_time(its)})."
         )
         for group in tied:
-            sentences += gave_up(group, baseline)
+            sentences += gave_up(group, baseline, aim.score)
     return Verdict(headline, sentences)
 
 
-def _nobody(groups: Sequence[Group], target: float) -> Verdict:
-    best = [(b, g) for g in groups for d in g.digests if (b := best_accuracy(d)) is not None]
-    headline = f"No discipline reached {100 * target:g} % accuracy{_where(groups)}."
+def _nobody(groups: Sequence[Group], aim: Aim) -> Verdict:
+    score = aim.score
+    best = [(b, g) for g in groups for d in g.digests if (b := d.best(score.kind)) is not None]
+    headline = f"No discipline reached {aim}{_where(groups)}."
     if not best:
         return Verdict(headline, ["No run was tested."])
-    highest, group = max(best, key=lambda pair: pair[0])
+    choose = max if score.higher else min
+    found, group = choose(best, key=lambda pair: pair[0])
     sentences = [
-        f"The highest was {percent(highest)}, by {group.discipline}.",
-        "Train for more epochs, or compare at a lower --target.",
+        f"The {score.best} that was kept was {score.write(found)}, by {group.discipline}.",
+        f"Train for more epochs, or compare at a {'lower' if score.higher else 'higher'} --target.",
     ]
-    return Verdict(headline, [*sentences, *_missed(groups, target, only_some=True)])
+    return Verdict(headline, [*sentences, *_missed(groups, aim, only_some=True)])
 
 
 def _by_speed(groups: Sequence[Group]) -> Verdict:
-    """Without accuracies, only speed can be compared."""
+    """Without tests only speed can be compared, and being fast is not winning."""
     ranked = sorted(
         ((g, s) for g in groups if (s := g.span(speed)) is not None), key=lambda p: -p[1].mean
     )
@@ -158,7 +172,10 @@ def _by_speed(groups: Sequence[Group]) -> Verdict:
     words = (
         f"{rate(fast.mean)} samples/s against {rate(slower.mean)} of the next, {second.discipline}."
     )
-    note = "No run was tested for accuracy, so this says nothing about how well they learnt."
+    note = (
+        "No run was tested, so this says nothing about how well they learnt, and there is no "
+        "winner: give the task a test set."
+    )
     clear = fast.apart(slower) if fast.count > 1 or slower.count > 1 else True
     if not clear or fast.mean < CLOSE * slower.mean:
         headline = (
@@ -166,17 +183,20 @@ def _by_speed(groups: Sequence[Group]) -> Verdict:
         )
         return Verdict(headline, [words, note, *_unreal(groups)])
     headline = f"{first.discipline} processed the most samples per second{_where(groups)}."
-    return Verdict(headline, [words, note, *_unreal(groups)], first.discipline)
+    return Verdict(headline, [words, note, *_unreal(groups)])
 
 
-def _alone(group: Group, target: float | None) -> Verdict:
+def _alone(group: Group, grid: Grid) -> Verdict:
     """One discipline: there is nobody to compare it with, so it is described."""
     first = group.digests[0].summary
     so_far = "" if group.finished else " so far"
-    final, fast = group.span(accuracy), group.span(speed)
+    score, aim, fast = grid.score(), grid.aim(), group.span(speed)
+    final = group.final(score)
     assert fast is not None
-    if final is not None:
-        headline = f"{group.name}: {percent(final.mean)} accuracy{so_far}."
+    if final is not None and score is not None:
+        value = score.write(final.mean)
+        what = f"{value} accuracy" if score.kind == "accuracy" else f"a {score.words} of {value}"
+        headline = f"{group.name}: {what}{so_far}."
     elif first.train_loss is not None:
         headline = f"{group.name}: a training loss of {first.train_loss:.4f}{so_far}."
     else:
@@ -185,11 +205,11 @@ def _alone(group: Group, target: float | None) -> Verdict:
         f"It processed {rate(fast.mean)} samples/s: {first.samples:,} samples in "
         f"{seconds(first.seconds)} s."
     ]
-    time = group.time_to(target)
-    if target is not None and time is not None:
-        sentences.append(f"It first reached {100 * target:g} % after {_time(time)}.")
-    elif target is not None:
-        sentences.append(f"It did not reach {100 * target:g} %.")
+    time = group.time_to(aim)
+    if aim is not None and time is not None:
+        sentences.append(f"It reached and kept {aim.bare} after {_time(time)}.")
+    elif aim is not None:
+        sentences.append(f"It did not reach and keep {aim.bare}.")
     wait = group.span(waiting)
     if wait is not None and first.workers > 1:
         sentences.append(
@@ -202,29 +222,33 @@ def _alone(group: Group, target: float | None) -> Verdict:
 # ---------------------------------------------------------------- the others
 
 
-def _missed(groups: Sequence[Group], target: float, only_some: bool = False) -> list[str]:
+def _missed(groups: Sequence[Group], aim: Aim, only_some: bool = False) -> list[str]:
     """Who never reached the target, or only sometimes."""
-    never = [_best(g) for g in groups if g.reached(target) == 0]
-    some = [g for g in groups if 0 < g.reached(target) < len(g.digests)]
+    never = [_best(g, aim) for g in groups if g.reached(aim) == 0]
+    some = [g for g in groups if 0 < g.reached(aim) < len(g.digests)]
     words = [
-        f"{g.discipline} reached it in {g.reached(target)} of {len(g.digests)} runs, "
+        f"{g.discipline} reached it in {g.reached(aim)} of {len(g.digests)} runs, "
         "and so is not ranked."
         for g in some
     ]
     return words if only_some or not never else [*words, f"Not reached by {listed(never)}."]
 
 
-def _best(group: Group) -> str:
-    best = max((b for d in group.digests if (b := best_accuracy(d)) is not None), default=None)
-    return group.discipline if best is None else f"{group.discipline} (at best {percent(best)})"
+def _best(group: Group, aim: Aim) -> str:
+    score = aim.score
+    levels = [b for d in group.digests if (b := d.best(score.kind)) is not None]
+    if not levels:
+        return group.discipline
+    best = max(levels) if score.higher else min(levels)
+    return f"{group.discipline} (at best {score.write(best)})"
 
 
-def _fewer(grid: Grid, most: int, target: float) -> list[str]:
+def _fewer(grid: Grid, most: int, aim: Aim) -> list[str]:
     """Who was first on the other numbers of devices."""
     words = []
     for devices in grid.devices():
         here = [g for g in grid.groups() if g.devices == devices]
-        reached = [(t.mean, g, t) for g in here if (t := g.time_to(target)) is not None]
+        reached = [(t.mean, g, t) for g in here if (t := g.time_to(aim)) is not None]
         if devices == most or len(here) < 2 or not reached:
             continue
         _, group, time = min(reached, key=lambda found: found[0])

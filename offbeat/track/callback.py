@@ -189,9 +189,7 @@ class _Follower:
         if isinstance(record, Updated):
             self._updated(record)
         elif isinstance(record, Evaluated):
-            call.on_test(
-                Test(record.time, record.version, record.samples, record.loss, record.accuracy)
-            )
+            call.on_test(Test.of(record))
         elif isinstance(record, EpochDone):
             self._epoch(record)
         elif isinstance(record, Joined):

@@ -72,7 +72,11 @@ class Tracker(Callback):
         self._put(values, update.time, update.samples)
 
     def on_test(self, test: Test) -> None:
-        values = {"test/loss": test.loss, "test/accuracy": test.accuracy}
+        values = {
+            "test/loss": test.loss,
+            "test/accuracy": test.accuracy,
+            "test/metric": test.metric,
+        }
         self._put(values, test.time, test.samples)
 
     def on_epoch(self, epoch: Epoch) -> None:

@@ -27,7 +27,7 @@ LABELS = torch.tensor([0, 1, 1, 0, 0])
 @pytest.mark.parametrize("batch", [1, 2, 5, 512])
 def test_loss_and_accuracy_do_not_depend_on_the_batch(batch: int) -> None:
     evaluate = Evaluator(TensorDataset(SCORES, LABELS), F.cross_entropy, batch=batch)
-    loss, accuracy = evaluate(Given())
+    loss, accuracy, _ = evaluate(Given())
     assert loss == pytest.approx(F.cross_entropy(SCORES, LABELS).item(), rel=1e-6)
     assert accuracy == 3 / 5
 
@@ -48,12 +48,12 @@ def test_accuracy_only_where_there_are_class_scores(
         return torch.zeros(())
 
     evaluate = Evaluator(TensorDataset(outputs.clone(), targets.clone()), nothing)
-    assert evaluate(Given()) == (0.0, accuracy)
+    assert evaluate(Given()) == (0.0, accuracy, None)
 
 
 def test_a_batch_loss_has_no_accuracy() -> None:
     loss = BatchLoss(lambda model, batch: model(batch[0]).mean())
-    found, accuracy = Evaluator(TensorDataset(SCORES, LABELS), loss, batch=2)(Given())
+    found, accuracy, _ = Evaluator(TensorDataset(SCORES, LABELS), loss, batch=2)(Given())
     assert found == pytest.approx(SCORES.mean().item())
     assert accuracy is None
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from offbeat.errors import ConfigError
 from offbeat.report import grid as figures_of
 from offbeat.report import summary as told
-from offbeat.report.grid import Cell, Span, check_target, marks, remembered, side_by_side, thinned
+from offbeat.report.grid import Aim, Cell, Span, marks, remembered, side_by_side, thinned
+from offbeat.report.score import ACCURACY, LOSS, Judged
 from offbeat.report.summary import History, Step
 from tests.report.common import cell, figures, grid, run, whole
 
@@ -37,10 +38,11 @@ def test_failed_cells_keep_their_place_but_are_no_group() -> None:
 def test_a_group_reaches_the_target_only_if_every_repeat_does() -> None:
     made = grid(cell(repeat=0, reaches=4.0), cell(repeat=1, reaches=6.0), target=0.9)
     (group,) = made.groups()
-    assert group.time_to(0.9) == Span(5.0, 4.0, 6.0, 2)
+    goal = Aim(ACCURACY, 0.9)
+    assert group.time_to(goal) == Span(5.0, 4.0, 6.0, 2)
     (group,) = grid(cell(repeat=0), cell(repeat=1, accuracy=0.7)).groups()
-    assert group.time_to(0.9) is None
-    assert group.reached(0.9) == 1
+    assert group.time_to(goal) is None
+    assert group.reached(goal) == 1
 
 
 def test_detail_is_shown_of_the_most_devices_that_two_share() -> None:
@@ -54,18 +56,22 @@ def test_detail_is_shown_of_the_most_devices_that_two_share() -> None:
 
 
 def test_the_target_is_what_the_weakest_reached_in_whole_per_cent() -> None:
-    assert grid(cell("bsp", accuracy=0.968), cell("asp", accuracy=0.953)).aim() == 0.95
-    assert grid(cell("bsp"), target=0.3).aim() == 0.3
+    assert grid(cell("bsp", accuracy=0.968), cell("asp", accuracy=0.953)).aim() == Aim(
+        ACCURACY, 0.95
+    )
+    assert grid(cell("bsp"), target=0.3).aim() == Aim(ACCURACY, 0.3)
 
 
 def test_a_run_that_came_nowhere_does_not_lower_the_target() -> None:
-    assert grid(cell("bsp", accuracy=0.968), cell("asp", accuracy=0.11)).aim() == 0.96
+    assert grid(cell("bsp", accuracy=0.968), cell("asp", accuracy=0.11)).aim() == Aim(
+        ACCURACY, 0.96
+    )
 
 
 def test_a_run_that_goes_on_does_not_lower_the_target() -> None:
     made = grid(cell("bsp", accuracy=0.968), cell("asp", accuracy=0.9, finished=False))
-    assert made.aim() == 0.96
-    assert grid(cell("asp", accuracy=0.9, finished=False)).aim() == 0.9
+    assert made.aim() == Aim(ACCURACY, 0.96)
+    assert grid(cell("asp", accuracy=0.9, finished=False)).aim() == Aim(ACCURACY, 0.9)
 
 
 def test_without_tests_there_is_no_target() -> None:
@@ -76,17 +82,56 @@ def test_without_tests_there_is_no_target() -> None:
 @given(st.lists(st.floats(0.001, 1.0), min_size=1, max_size=6))
 def test_every_comparable_run_reaches_the_chosen_target(accuracies: list[float]) -> None:
     made = grid(*(cell("asp", 2, n, accuracy=a) for n, a in enumerate(accuracies)))
-    target = made.aim()
-    assert target is not None
-    best = [figures_of.best_accuracy(d) or 0 for d in made.digests()]
-    comparable = [b for b in best if b >= figures_of.COMPARABLE * max(best)]
-    assert target <= min(comparable) + 1e-9
+    goal = made.aim()
+    assert goal is not None
+    best = [d.best() or 0 for d in made.digests()]
+    comparable = [d for d, b in zip(made.digests(), best, strict=True) if b >= 0.8 * max(best)]
+    assert all(goal.time(d) is not None for d in comparable)
 
 
-@pytest.mark.parametrize("target", [0.0, -0.1, 90.0])
-def test_a_target_is_a_share(target: float) -> None:
-    with pytest.raises(ConfigError, match=r"0\.9 for 90 %"):
-        check_target(target)
+@pytest.mark.parametrize("target", [0.0, -0.1, 90.0, "90", "120%"])
+def test_a_target_of_accuracy_is_a_share(target: float | str) -> None:
+    with pytest.raises(ConfigError, match=r"write 90% or 0\.9 for 90 %"):
+        grid(cell()).aimed(target)
+
+
+def test_a_target_is_of_the_score_that_the_runs_have() -> None:
+    assert grid(cell()).aimed("90%").aim() == Aim(ACCURACY, 0.9)
+    losses = [told.Test(1.0, 1, 1, 4.0, None), told.Test(2.0, 2, 2, 0.3, None)]
+    regression = grid(cell(tests=losses, accuracy=None))
+    assert regression.aimed("0.35").aim() == Aim(LOSS, 0.35)
+    assert regression.aimed(2.5).aim() == Aim(LOSS, 2.5)
+    with pytest.raises(ConfigError, match=r"a loss on the test set here, so 90% means nothing"):
+        regression.aimed("90%")
+    with pytest.raises(ConfigError, match="no run here was tested"):
+        grid(cell(accuracy=None)).aimed("0.9")
+    with pytest.raises(ConfigError, match="a number such as"):
+        grid(cell()).aimed("most")
+
+
+def test_runs_are_judged_by_their_metric_else_accuracy_else_test_loss() -> None:
+    f1, error = Judged("f1"), Judged("error", higher=False)
+    tests = [told.Test(1.0, 1, 1, 0.5, 0.8, 0.7)]
+    judged = cell(tests=tests, metric=f1)
+    score = grid(judged).score()
+    assert score is not None
+    assert (score.name, score.higher) == ("f1", True)
+    assert grid(judged, cell("asp", tests=tests, metric=error)).score() == ACCURACY
+    assert grid(judged, cell("asp")).score() == ACCURACY
+    assert grid(cell(tests=[told.Test(1.0, 1, 1, 0.5, None)])).score() == LOSS
+    assert grid(cell(accuracy=None)).score() is None
+
+
+def test_the_target_of_a_loss_is_what_the_weakest_came_down_to_in_round_figures() -> None:
+    def came_to(*losses: float) -> list[told.Test]:
+        return [told.Test(float(n), n, n, loss, None) for n, loss in enumerate(losses)]
+
+    made = grid(
+        cell("bsp", tests=came_to(2.0, 0.312)),
+        cell("asp", tests=came_to(2.0, 0.333)),
+        cell("soft:2", tests=came_to(2.0, 1.9)),  # came nowhere near
+    )
+    assert made.aim() == Aim(LOSS, 0.34)
 
 
 # ---------------------------------------------------------------- figures of one run

@@ -1,8 +1,12 @@
 """The verdict in words: it names the winner, the price, and the cases without a winner."""
 
+from typing import Any
+
 import pytest
 
 from offbeat.report.grid import Cell, Grid
+from offbeat.report.score import Judged
+from offbeat.report.summary import Test as Found
 from offbeat.report.verdict import verdict
 from tests.report.common import cell, grid, run, whole
 
@@ -27,7 +31,9 @@ def test_the_first_wins_by_so_much_and_the_price_is_named() -> None:
     )  # fmt: skip
     found = verdict(made)
     assert found.winner == "asp"
-    assert found.headline == "asp reached 90 % accuracy first on 4 devices."
+    assert found.headline == (
+        "asp reached 90 % accuracy first on 4 devices, but ended clearly worse than bsp."
+    )
     words = text(made)
     assert "4.00 s, 1.50 times as fast as the next, ssp:3 (6.00 s)" in words
     assert "2.0 times as fast as synchronous training, bsp (8.00 s)" in words
@@ -90,7 +96,7 @@ def test_nobody_reached_the_target() -> None:
     found = verdict(made)
     assert found.headline == "No discipline reached 99 % accuracy on 4 devices."
     assert found.winner is None
-    assert "The highest was 95.0 %, by bsp" in text(made)
+    assert "The highest that was kept was 95.0 %, by bsp" in text(made)
 
 
 def test_one_alone_reached_it() -> None:
@@ -126,7 +132,7 @@ def test_one_run_is_described() -> None:
     made = compared(cell("asp", 4, engine="sim", staleness_mean=2.96))
     words = text(made)
     assert verdict(made).headline == "asp on 4 devices: 95.0 % accuracy."
-    assert "first reached 90 % after 6.00 s" in words
+    assert "reached and kept 90 % after 6.00 s" in words
     assert "3.0 updates old on average" in words
     assert "seconds are virtual" in words
     assert verdict(made).winner is None
@@ -137,13 +143,14 @@ def test_a_run_under_way_is_described_so_far() -> None:
     assert verdict(made).headline == "asp on 4 devices: a training loss of 0.1500 so far."
 
 
-def test_without_accuracies_only_speed_is_compared() -> None:
+def test_without_tests_only_speed_is_compared_and_nobody_wins() -> None:
     made = grid(
         cell("bsp", 4, accuracy=None, samples_per_second=100.0),
         cell("asp", 4, accuracy=None, samples_per_second=150.0),
     )
-    assert verdict(made).winner == "asp"
-    assert "nothing about how well they learnt" in text(made)
+    assert verdict(made).headline == "asp processed the most samples per second on 4 devices."
+    assert verdict(made).winner is None
+    assert "nothing about how well they learnt, and there is no winner" in text(made)
     equal = grid(cell("bsp", 4, accuracy=None), cell("asp", 4, accuracy=None))
     assert verdict(equal).winner is None
 
@@ -165,3 +172,68 @@ def test_backups_are_synchronous_too() -> None:
         cell("asp", 4, reaches=5.0),
     )
     assert "Synchronous is the better choice" in verdict(made).headline
+
+
+# ---------------------------------------------------------------- other scores
+
+
+def tried(*values: float, metric: bool = False) -> list[Found]:
+    """Tests without classes, one after the other."""
+    return [
+        Found(float(n), n, n, value, None, value if metric else None)
+        for n, value in enumerate(values, 1)
+    ]
+
+
+def regression(name: str, *losses: float, **more: Any) -> Cell:
+    return cell(name, 4, accuracy=None, loss=losses[-1], tests=tried(*losses), **more)
+
+
+def test_without_classes_the_test_loss_decides_and_not_the_speed() -> None:
+    made = grid(
+        regression("bsp", 4.0, 1.0, 0.40, 0.38, samples_per_second=50.0),
+        regression("asp", 4.0, 3.0, 2.00, 0.39, samples_per_second=500.0),
+        target=0.45,
+    )
+    found = verdict(made)
+    assert found.winner == "bsp"
+    assert "bsp reached a test loss of 0.45 on 4 devices after 3.00 s" in text(made)
+
+
+def test_a_metric_of_ones_own_decides_in_its_own_direction() -> None:
+    def judged(name: str, *values: float) -> Cell:
+        tests, error = tried(*values, metric=True), Judged("word error", higher=False)
+        digest = run(name, 4, tests=tests, metric=error)
+        digest.summary.metric = values[-1]
+        return Cell(name, 4, 0, digest)
+
+    made = grid(judged("bsp", 0.9, 0.5, 0.2, 0.2), judged("asp", 0.9, 0.2, 0.2, 0.2), target=0.3)
+    found = verdict(made)
+    assert found.winner == "asp"
+    assert found.headline == "asp reached a word error of 0.3 first on 4 devices."
+
+
+def test_a_spike_is_not_a_target_reached() -> None:
+    made = grid(
+        regression("bsp", 4.0, 1.0, 0.4, 0.4, 0.4),
+        regression("asp", 4.0, 0.3, 4.0, 4.0, 4.0),
+        target=0.45,
+    )
+    assert verdict(made).winner == "bsp"
+    assert "Not reached by asp (at best 2.767)." in text(made)
+
+
+def test_a_winner_that_ended_clearly_worse_is_told_as_such() -> None:
+    made = grid(
+        regression("bsp", 4.0, 3.0, 0.4, 0.2, 0.1),
+        regression("asp", 4.0, 0.4, 0.4, 0.4, 0.4),
+        target=0.45,
+    )
+    found = verdict(made)
+    assert found.headline == (
+        "asp reached a test loss of 0.45 first on 4 devices, but ended clearly worse than bsp."
+    )
+    words = text(made)
+    assert "asp gave up some of the final test loss (0.4 against 0.1)" in words
+    assert "Where final test loss matters more than time, synchronous is the better" in words
+    assert "The lowest final test loss was that of bsp: 0.1 against 0.4." in words
