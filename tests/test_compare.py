@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,11 @@ from offbeat.compare.spell import read_devices, read_disciplines, read_rates
 from offbeat.discipline import ROWS
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.log import Entry, Listener
+from offbeat.replica.objective import BatchLoss
 from offbeat.report.summary import Summary
 from offbeat.report.tables import console
-from offbeat.task import Task
+from offbeat.report.verdict import verdict
+from offbeat.task import Metric, Task
 
 SAMPLES = 96
 
@@ -149,7 +152,8 @@ def test_rates_and_devices_as_text() -> None:
         ({"devices": ()}, "different numbers"),
         ({"repeat": 0}, "repeat"),
         ({"epochs": 0}, "epochs"),
-        ({"target": 90.0}, "a share such as 0.9"),
+        ({"target": "most"}, "a number such as 90%, 0.9 or 0.35"),
+        ({"target": float("nan")}, "a number such as"),
         ({"sync": ("soft:4",)}, "cannot gather 4 contributions from 2 workers: use 2 or less"),
         ({"sync": ("hogwild",)}, "hogwild"),
         ({"rates": {"local": 0.1}}, "not compared: write one of bsp, asp"),
@@ -211,15 +215,15 @@ def test_no_two_cells_share_a_folder() -> None:
 
 
 def test_what_is_left_out_is_chosen_for_the_data() -> None:
-    usual = Plan(devices=(1, 8)).fitted(1437)
+    usual = Plan(devices=(1, 8)).fitted(1437, 128)
     assert (usual.batch_size, usual.epochs, usual.evaluate_every) == (128, 45, 1437)
-    large = Plan(devices=(1, 8)).fitted(60_000)
-    assert (large.batch_size, large.epochs, large.evaluate_every) == (128, 1, 6_000)
-    assert Plan(devices=(1, 8)).fitted(64).batch_size == 8
+    large = Plan(devices=(1, 8)).fitted(60_000, 64)
+    assert (large.batch_size, large.epochs, large.evaluate_every) == (64, 1, 6_000)
+    assert Plan(devices=(1, 8)).fitted(64, 128).batch_size == 8
     with pytest.raises(ConfigError, match="batch size of 8 or less, or use fewer devices"):
-        Plan(devices=(1, 8), batch_size=128).fitted(64)
+        Plan(devices=(1, 8), batch_size=128).fitted(64, 32)
     with pytest.raises(ConfigError, match="there are 3: use fewer devices"):
-        Plan(devices=(4,)).fitted(3)
+        Plan(devices=(4,)).fitted(3, 32)
 
 
 def test_rates_of_a_plan() -> None:
@@ -232,6 +236,86 @@ def test_rates_of_a_plan() -> None:
     closed = Task(nn.Linear(1, 1), task().data, nn.functional.mse_loss, optimizer=torch.optim.SGD)
     with pytest.raises(ConfigError, match="cannot reach into the task's optimizer"):
         found.optimizer(closed, "bsp")
+
+
+# ---------------------------------------------------------------- what runs are judged by
+
+
+def regression(**more: Any) -> Task:
+    """Numbers to be found, with a batch that only a BatchLoss understands."""
+    x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(7))
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = nn.Linear(5, 1)
+    return Task(model, data, BatchLoss(loss), data, partial(torch.optim.SGD, lr=0.05), **more)
+
+
+def test_without_class_scores_runs_are_compared_on_the_test_loss(tmp_path: Path) -> None:
+    done = compare(regression(), plan(target=2.0), tmp_path / "grid")
+    assert done.results["score"] == {"name": "loss", "higher_is_better": False}
+    assert (done.results["target"], done.results["target_given"]) == (2.0, True)
+    for cell, row in zip(done.grid.cells, done.results["cells"], strict=True):
+        assert cell.digest is not None
+        assert row["seconds_to_target"] == cell.digest.time_to(2.0, "loss")
+        assert row["seconds_to_target"] is not None
+    screen = io.StringIO()
+    console(screen).print(results_table(done.grid))
+    assert "s to" in screen.getvalue()
+    assert "a test loss of 2" in verdict(done.grid).headline
+    never = compare(regression(), plan(target=1e-9), tmp_path / "grid")
+    assert (
+        verdict(never.grid).headline == "No discipline reached a test loss of 1e-09 on 2 devices."
+    )
+    assert verdict(never.grid).winner is None
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_metric_of_ones_own_is_what_runs_are_compared_on(higher: bool, tmp_path: Path) -> None:
+    def distance(model: nn.Module, test: Any) -> Tensor:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        x, y = test.tensors
+        off = (model(x) - y).abs().mean()
+        return -off if higher else off
+
+    metric = Metric("distance", distance, higher_is_better=higher)
+    aim = -1.0 if higher else 1.0
+    done = compare(regression(metric=metric), plan(target=aim), tmp_path / "grid")
+    assert done.results["score"] == {"name": "distance", "higher_is_better": higher}
+    found = [row["metric"] for row in done.results["cells"]]
+    assert all((value > 0) != higher for value in found)
+    times = [row["seconds_to_target"] for row in done.results["cells"]]
+    assert all(time is not None for time in times)
+    other = Metric("closeness", distance, higher_is_better=higher)
+    with pytest.raises(CheckpointError, match="metric is closeness here and distance"):
+        compare(regression(metric=other), plan(target=aim), tmp_path / "grid")
+
+
+def test_a_target_without_a_test_set_is_refused_before_any_run(tmp_path: Path) -> None:
+    blind = replace(regression(), test=None)
+    with pytest.raises(
+        ConfigError, match=r"the task has none: return offbeat.Task\(..., test=...\)"
+    ):
+        compare(blind, plan(target=0.9), tmp_path / "grid")
+    with pytest.raises(ConfigError, match="a loss on the test set here, so 90% means nothing"):
+        compare(regression(), plan(target="90%"), tmp_path / "grid")
+    with pytest.raises(ConfigError, match=r"an accuracy here: write 90% or 0\.9"):
+        compare(task(), plan(target=90.0), tmp_path / "grid")
+    assert not (tmp_path / "grid").exists()
+
+
+def test_the_batch_size_of_the_task_is_honoured(tmp_path: Path) -> None:
+    own = replace(task(), batch_size=12)
+    done = compare(own, plan(batch_size=None, devices=(2,), sync=("bsp",)), tmp_path / "grid")
+    assert done.plan.batch_size == 12
+    assert done.grid.digests()[0].batch_size == 12
+    small = compare(own, plan(batch_size=None, devices=(16,), sync=("bsp",)), tmp_path / "small")
+    assert small.plan.batch_size == SAMPLES // 16
 
 
 # ---------------------------------------------------------------- figures against raw logs

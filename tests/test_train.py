@@ -320,3 +320,31 @@ def test_a_gradient_that_is_no_number_is_not_applied_in_silence() -> None:
     loss = ob.BatchLoss(lambda m, batch: m(batch[0]).abs().sqrt().mean())
     with pytest.raises(RunError, match="worker 0, version 0"):
         train(model=model, data=data, loss=loss, workers=1, epochs=1)
+
+
+# ---------------------------------------------------------------- a metric of one's own
+
+
+@pytest.mark.parametrize("engine", ["sim", "local"])
+def test_a_metric_is_taken_at_every_test(engine: str, tmp_path: Path) -> None:
+    def spread(model: nn.Module, test: Any) -> float:
+        return float(model(test.tensors[0]).std())
+
+    metric = ob.Metric("spread", spread, higher_is_better=False)
+    found = train(engine=engine, test=DATA, metric=metric, out=tmp_path / "run")
+    tests = [r for r in log.read(tmp_path / "run" / "log.jsonl") if isinstance(r, log.Evaluated)]
+    assert len(tests) == 2
+    assert [t.metric for t in tests] == [t.metric for t in found.history.tests]
+    assert found.summary().metric == tests[-1].metric is not None
+    with torch.no_grad():
+        assert tests[-1].metric == spread(found.model.eval(), DATA)
+    assert RunFolder(tmp_path / "run").config()["metric"] == {"name": "spread", "higher": False}
+    assert repr(found).startswith(f"<Run: bsp on 3 workers, {found.summary().updates} updates in ")
+    assert len(repr(found)) < 300
+
+
+@pytest.mark.parametrize("engine", ["sim", "local"])
+def test_a_metric_that_is_no_number_is_named(engine: str) -> None:
+    metric = ob.Metric("scores", lambda model, test: model(test.tensors[0]))
+    with pytest.raises(RunError, match="the metric scores returned Tensor: return one number"):
+        train(engine=engine, test=DATA, metric=metric)

@@ -161,7 +161,7 @@ def test_a_run_writes_its_report(tmp_path: Path) -> None:
     run = trained(tmp_path / "run")
     path = run.report(tmp_path / "deep" / "page.html", target=0.6)
     assert path.read_text().count("<svg") == 6
-    with pytest.raises(ob.ConfigError, match="share"):
+    with pytest.raises(ob.ConfigError, match=r"write 90% or 0\.9"):
         run.report(tmp_path / "page.html", target=60)
 
 
