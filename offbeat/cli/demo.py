@@ -3,12 +3,11 @@
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
-from rich.live import Live
 
 from offbeat import demo as demonstration
 from offbeat.cli import options
@@ -17,6 +16,7 @@ from offbeat.cli.output import print_json
 from offbeat.demo import TARGET, USUAL, Result
 from offbeat.log import Entry, Listener
 from offbeat.report.live import REDRAW
+from offbeat.report.screen import Screen, can_show
 from offbeat.report.tables import (
     Beside,
     Outcome,
@@ -89,7 +89,7 @@ def _table(
 class _Growing(Listener):
     """Shows results as they come: a growing table in a terminal, a line each elsewhere."""
 
-    def __init__(self, live: Live | None):
+    def __init__(self, live: Screen | None):
         self.live = live
         self.results: list[Result] = []
         self.store: Any = None
@@ -114,18 +114,15 @@ class _Growing(Listener):
     def show(self, done: float | None = None) -> None:
         assert self.live is not None
         coming = [contender.sync for contender in USUAL.contenders[len(self.results) :]]
-        self.live.update(_table(self.results, coming, done), refresh=True)
+        self.live.show(_table(self.results, coming, done))
 
 
 @contextmanager
 def _growing() -> Iterator[_Growing]:
-    screen = console(sys.stderr)
-    if not screen.is_terminal:
+    if not can_show(sys.stderr):
         yield _Growing(None)
         return
-    with Live(console=screen, auto_refresh=False, transient=True) as live:
-        # A process that is killed cannot show the cursor again, so it is never hidden.
-        screen.show_cursor(True)
+    with closing(Screen(sys.stderr)) as live:
         growing = _Growing(live)
         growing.show()
         yield growing

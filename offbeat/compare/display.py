@@ -15,6 +15,7 @@ from offbeat.compare.estimate import Estimate, in_words
 from offbeat.compare.plan import Point
 from offbeat.compare.watch import Watcher
 from offbeat.report.live import REDRAW, Progress
+from offbeat.report.screen import can_show
 from offbeat.report.summary import Summary
 from offbeat.report.tables import percent, rate, seconds, share
 
@@ -27,7 +28,7 @@ class Display(Progress, Watcher):
 
     def __init__(self, file: IO[str] | None = None, virtual: bool = False):
         super().__init__(file=file or sys.stderr, virtual=virtual)
-        self.interval = REDRAW if self.console.is_terminal else LINES
+        self.interval = REDRAW if can_show(self.file) else LINES
         self.estimate = Estimate({})
         self.point: Point | None = None
         self.began = 0.0
@@ -80,7 +81,10 @@ class Display(Progress, Watcher):
         return f"; about {in_words(left)} left"
 
     def say(self, words: str) -> None:
-        self.console.print(words, markup=False, soft_wrap=True)
+        if self.live is not None:
+            self.live.above(f"{words}\n".encode())
+        else:
+            self.console.print(words, markup=False, soft_wrap=True)
 
     # ------------------------------------------------------------ the run of one cell
 
@@ -113,7 +117,7 @@ class Display(Progress, Watcher):
 
     def draw(self) -> None:
         if self.live is not None:
-            self.live.update(self.picture(), refresh=True)
+            self.live.show(self.picture())
         elif self.store is not None:
             self.say(f"{self.ended + 1}/{self.cells} {self.title}: {share(self.done)}{self.left()}")
 

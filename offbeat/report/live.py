@@ -6,13 +6,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from offbeat.board import NOBODY, UNBOUND, Row, State, furthest_behind
 from offbeat.log import Entry, Listener, Updated
+from offbeat.report.screen import Screen, can_show
 from offbeat.report.tables import COLUMNS, console, rate, seconds, share
 
 REDRAW = 0.1  # real seconds between two pictures in a terminal
@@ -30,9 +30,10 @@ class Progress(Listener):
 
     def __init__(self, title: str = "", file: IO[str] | None = None, virtual: bool = False):
         self.title, self.virtual = title, virtual
-        self.console = console(file or sys.stderr)
-        self.interval = REDRAW if self.console.is_terminal else LINES
-        self.live: Live | None = None
+        self.file = file or sys.stderr
+        self.console = console(self.file)
+        self.interval = REDRAW if can_show(self.file) else LINES
+        self.live: Screen | None = None
         self.store: Any = None
         self.samples = 0
         self.time = 0.0  # of the run
@@ -51,18 +52,9 @@ class Progress(Listener):
 
     def open(self) -> None:
         """Take a part of the terminal, if there is one."""
-        if self.console.is_terminal:
-            # Standard output is left alone: forked workers would print through this display.
-            self.live = Live(
-                console=self.console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self.live.start()
+        if self.live is None and can_show(self.file):
             # A process that is killed cannot show the cursor again, so it is never hidden.
-            self.console.show_cursor(True)
+            self.live = Screen(self.file)
 
     def see(self, record: Entry) -> None:
         self.time = record.time
@@ -79,7 +71,7 @@ class Progress(Listener):
 
     def end(self) -> None:
         if self.live is not None:
-            self.live.stop()
+            self.live.close()
             self.live = None
 
     def __enter__(self) -> Self:
@@ -108,7 +100,7 @@ class Progress(Listener):
     def draw(self) -> None:
         """Show how things stand now."""
         if self.live is not None:
-            self.live.update(self.picture(), refresh=True)
+            self.live.show(self.picture())
         else:
             self.console.print(f"{share(self.done):>5}  {self.line()}", markup=False)
 
