@@ -16,16 +16,21 @@ def at_least(name: str, value: Any, least: int) -> int:
     return value
 
 
-def within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high or math.isnan(value):
+def within(name: str, value: Any, low: float, high: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not low <= value <= high:
         raise ConfigError(f"{name} must lie between {low:g} and {high:g}, not {value!r}")
 
 
-def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"{name} must be one of {', '.join(known)}, not {value!r}{nearest(value, known)}"
-        )
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in known:
+        hint = nearest(value, known) if isinstance(value, str) else ""
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}{hint}")
+
+
+def yes_or_no(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, not {value!r}")
 
 
 # ---------------------------------------------------------------- send: what goes out, how often
@@ -63,6 +68,7 @@ class Change:
     def __post_init__(self) -> None:
         at_least("every", self.every, 1)
         one_of("state", self.state, ("keep", "average", "reset"))
+        yes_or_no("by_speed", self.by_speed)
 
 
 @dataclass(frozen=True)
@@ -222,6 +228,7 @@ class Rule:
         one_of("rule", self.name, RULES)
         within("lr", self.lr, 0.0, math.inf)
         within("rho", self.rho, 0.0, 1.0)
+        yes_or_no("nesterov", self.nesterov)
         if self.momentum is not None:
             within("momentum", self.momentum, 0.0, 1.0)
         if self.delay is not None:

@@ -4,10 +4,10 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from offbeat.choices import at_least
 from offbeat.cluster import Cluster
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.engine.sim import Simulation
-from offbeat.errors import ConfigError
 from offbeat.job import Ghost, Job
 from offbeat.log import Listener, Log
 from offbeat.report.summary import Summary, Tally
@@ -40,9 +40,9 @@ def estimate(
         ("steps", steps, 1),
         ("batch_size", batch_size, 1),
         ("model_bytes", model_bytes, 0),
+        ("seed", seed, 0),
     ):
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, not {value}")
+        at_least(name, value, least)
     discipline = as_discipline(discipline)
     discipline.check_order()
     if isinstance(cluster, str):

@@ -13,6 +13,7 @@ from offbeat.choices import (
     APPLIES,
     GATHERS,
     HOGWILD,
+    RULES,
     SENDS,
     WEIGHS,
     Accumulated,
@@ -35,7 +36,14 @@ from offbeat.choices import (
     at_least,
 )
 from offbeat.errors import ConfigError
-from offbeat.spelling import call_text, nearest, parse_call, read_value, split_arguments
+from offbeat.spelling import (
+    Choice,
+    call_text,
+    nearest,
+    parse_call,
+    read_value,
+    split_arguments,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class Discipline:
     spelling: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        for family in (SENDS, GATHERS, WEIGHS, APPLIES):
+            _check_kind(family, getattr(self, family.what))
         if self.wait is not None:
             at_least("wait", self.wait, 0)
         if isinstance(self.gather, All) and self.wait != 0:
@@ -159,6 +169,23 @@ class Discipline:
         return "custom:" + ",".join(f"{key}={value}" for key, value in parts.items())
 
 
+def _check_kind(family: Choice, value: Any) -> None:
+    """Refuse what is not a value of the family; a function would have no name in a log."""
+    if type(value) in family.words:
+        return
+    kinds = list(family.kinds.values())
+    example = f"ob.{kinds[1].__name__}({repr(RULES[0]) if family is APPLIES else ''})"
+    if isinstance(value, type) and value in kinds:
+        raise ConfigError(
+            f"{family.what}={value.__name__} is a class: write {family.what}=ob.{value.__name__}()"
+        )
+    names = ", ".join(kind.__name__ for kind in kinds)
+    why = " (a function cannot be written to a log and replayed)" if callable(value) else ""
+    raise ConfigError(
+        f"{family.what} must be one of {names}, as in {family.what}={example}, not {value!r}{why}"
+    )
+
+
 # ---------------------------------------------------------------- the named rows
 
 _Row = Callable[..., Discipline]
@@ -179,6 +206,7 @@ def _named(name: str) -> Callable[[_Row], _Row]:
             bound = signature.bind(*args, **kwargs)
             for key in bound.arguments.keys() & _LEAST.keys():
                 at_least(key, bound.arguments[key], _LEAST[key])
+            made = row(*args, **kwargs)
             given = [
                 (key, value)
                 for key, value in bound.arguments.items()
@@ -191,7 +219,7 @@ def _named(name: str) -> Callable[[_Row], _Row]:
                 for key, value in given
             ]
             spelling = f"{name}:{','.join(words)}" if words else name
-            return dataclasses.replace(row(*args, **kwargs), spelling=spelling)
+            return dataclasses.replace(made, spelling=spelling)
 
         make.__name__, make.__qualname__, make.__doc__ = row.__name__, row.__name__, row.__doc__
         make.__signature__ = signature  # type: ignore[attr-defined]

@@ -17,13 +17,13 @@ from offbeat.discipline import Discipline
 from offbeat.engine import local_script, torchrun
 from offbeat.engine.alone import AloneSeat
 from offbeat.errors import ConfigError
+from offbeat.given import check_join, check_kinds
 from offbeat.layout.value import Layout
 from offbeat.lease import Lease
 from offbeat.log import Listener
 from offbeat.replica.front import Front
 from offbeat.run import Run
 from offbeat.script import Host, Seat, Settings, Wanted, host
-from offbeat.spelling import nearest
 from offbeat.store.table import Placement
 from offbeat.store.updater import Clip, Schedule
 from offbeat.task import OptimizerFactory
@@ -56,12 +56,8 @@ def join(**defaults: Unpack[Defaults]) -> "Member":
 
     Keywords are defaults (see `Defaults`): what the command line of `offbeat run` says wins.
     """
-    for key in defaults:
-        if key not in Defaults.__annotations__:
-            known = list(Defaults.__annotations__)
-            raise ConfigError(
-                f"join has no {key!r}{nearest(key, known)}; it takes {', '.join(known)}"
-            )
+    check_join(defaults, Defaults.__annotations__)
+    check_kinds(defaults)
     where = host.get() or _torchrun() or Alone()
     return Member(where, where.settle(Settings(**defaults)))
 

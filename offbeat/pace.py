@@ -21,6 +21,7 @@ _BANDWIDTH = re.compile(rf"({_NUMBER})\s*(?:([kKMGT]?)(B|bit)/s)?")
 _PREFIX = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BLOCK = 256
 _WORD = 1 << 64
+_LONGEST = 1e9  # seconds, some thirty years
 T = TypeVar("T")
 
 
@@ -45,6 +46,8 @@ def checked_seconds(what: str, value: object, *, positive: bool = False) -> floa
     if seconds < 0 or (positive and seconds == 0):
         bound = "above zero" if positive else "zero or more"
         raise ConfigError(f"{what} must be {bound}, got {value!r}; {remedy}")
+    if seconds > _LONGEST:
+        raise ConfigError(f"{what} must be at most {_LONGEST:g} seconds, got {value!r}; {remedy}")
     return seconds
 
 
@@ -99,6 +102,9 @@ def placed(place: str, build: Callable[..., T], *arguments: Any, **named: Any) -
 
 
 def read_text(path: Path) -> str:
+    # A device may have no end, and a pipe no beginning.
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"cannot read {path}: it is no regular file; write the path of one")
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -320,6 +326,8 @@ def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, .
 
     One value serves for all.
     """
+    if not isinstance(value, str | Sequence):
+        raise ConfigError(f"emulate must be one time for each worker, not {value!r}: write '20ms'")
     words = value.split(",") if isinstance(value, str) else list(value)
     seconds = tuple(duration(word) for word in words)
     return seconds * workers if len(seconds) == 1 else seconds

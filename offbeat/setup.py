@@ -17,6 +17,7 @@ from offbeat.codec import Codec
 from offbeat.data import Collate, Reader
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.errors import CheckpointError, ConfigError
+from offbeat.given import check_kinds, check_names
 from offbeat.job import Job, Numbers
 from offbeat.layout.cut import Cut
 from offbeat.layout.settle import Around, settle
@@ -25,7 +26,6 @@ from offbeat.layout.value import Layout
 from offbeat.replica import last, objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
-from offbeat.spelling import nearest
 from offbeat.store.table import (
     ByCount,
     BySize,
@@ -80,12 +80,8 @@ class Essentials:
 
 def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     """Check everything that can be checked before a run, and put it together."""
-    for key in options:
-        if key not in Options.__annotations__:
-            known = list(Options.__annotations__)
-            raise ConfigError(
-                f"unknown option {key!r}{nearest(key, known)}; there are {', '.join(known)}"
-            )
+    check_names(options, Options.__annotations__)
+    check_kinds(options)
     if not isinstance(wanted.model, nn.Module):
         raise ConfigError(f"model must be a torch.nn.Module, not {type(wanted.model).__name__}")
     at_least("workers", wanted.workers, 1)

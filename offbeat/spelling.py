@@ -85,7 +85,11 @@ def parse_call(
     takes = f"{name} takes {', '.join(parameters)}" if parameters else f"{name} takes no arguments"
     if len(positional) > len(order):
         extra = positional[len(order)]
-        hint = f"; write {next(iter(parameters))}={extra}" if parameters and not order else ""
+        hint = ""
+        if extra in parameters:
+            hint = f"; write {extra}={1 if parameters[extra].annotation is int else '...'}"
+        elif parameters and not order:
+            hint = f"; write {next(iter(parameters))}={extra}"
         raise ConfigError(f"{text!r}: {extra!r} has no place; {takes}{hint}")
     words = dict(zip(order, positional, strict=False))
     for key, word in named.items():

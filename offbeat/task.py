@@ -1,5 +1,6 @@
 """What is to be trained, apart from how: what a recipe or a user's `make` function returns."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -61,6 +62,8 @@ class Task:
         """The optimiser with the rate `lr`, or as it is."""
         if lr is None:
             return self.optimizer
+        if not 0 <= lr < math.inf:
+            raise ConfigError(f"a learning rate must be a number of at least 0, not {lr:g}")
         if not isinstance(self.optimizer, partial):
             raise ConfigError(
                 "--lr cannot reach into the task's optimizer: set the rate there, or write "

@@ -1,5 +1,6 @@
 """The front door for functions: a model, data and a loss in, a finished run out."""
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from offbeat.engine.sim_state import drive, restore
 from offbeat.engine.steward import Rhythm
 from offbeat.engine.verify import verify
 from offbeat.errors import ConfigError
+from offbeat.given import check_kinds, check_names
 from offbeat.job import Job, Numbers
 from offbeat.kept import Kept, begin_with
 from offbeat.layout.value import replicas_of
@@ -81,6 +83,8 @@ def train(
     processes on this machine, or "sim", which a `cluster` implies. With `out` the run keeps its
     log and checkpoints in that folder; `resume` goes on with a run that was stopped.
     """
+    check_names(options, (*TrainOptions.__annotations__, *inspect.signature(train).parameters))
+    check_kinds({**options, "out": out, "resume": resume})
     engine = engine or ("local" if cluster is None else "sim")
     if engine not in ("local", "sim"):
         raise ConfigError(f"unknown engine {engine!r}: there are 'local' and 'sim'")
@@ -105,9 +109,6 @@ def train(
     )
     if resume and out is None:
         raise ConfigError("resume=True needs out=, the folder of the run to go on with")
-    for name, value in (("evaluate_every", every), ("checkpoint_every", checkpoint_every)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
     with fixed_arithmetic():
         job = make_job(wanted, options)
         evaluator = None
@@ -193,6 +194,10 @@ def _cluster(cluster: Cluster | str | None, workers: int | None) -> Cluster:
         return Cluster.equal(4 if workers is None else workers)
     if isinstance(cluster, str):
         cluster = Cluster.read(cluster)
+    if not isinstance(cluster, Cluster):
+        raise ConfigError(
+            f"a cluster is an ob.Cluster or text such as '20ms,80ms', not {cluster!r}"
+        )
     if workers is not None and workers != len(cluster):
         raise ConfigError(
             f"workers={workers}, but the cluster describes {len(cluster)}: leave workers out"

@@ -86,9 +86,9 @@ def test_listeners_see_the_run() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "says"),
-    [({"steps": 0}, "steps must be at least 1, not 0"),
-     ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
-     ({"model_bytes": -1}, "model_bytes must be at least 0, not -1")],
+    [({"steps": 0}, "steps must be a whole number of at least 1, not 0"),
+     ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
+     ({"model_bytes": -1}, "model_bytes must be a whole number of at least 0, not -1")],
 )  # fmt: skip
 def test_numbers_that_make_no_sense(settings: dict[str, int], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -281,7 +281,7 @@ LAYERS: dict[str, set[str]] = {
         "replica.front",
     },
     "join": {
-        *("errors", "spelling", "discipline", "codec", "data", "lease", "log", "task", "run"),
+        *("errors", "given", "discipline", "codec", "data", "lease", "log", "task", "run"),
         *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
     },
     "engine.sim": {
@@ -331,8 +331,9 @@ LAYERS: dict[str, set[str]] = {
         *("report.page_tables", "report.verdict"),
     },
     "run": {"report", "signals"},
+    "given": {"errors", "spelling", "choices", "codec", "store.updater"},
     "setup": {
-        *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
+        *("errors", "spelling", "given", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
     },
     "trial": {"errors", "data", "replica.objective", "engine.blame", "engine.process", "signals"},
@@ -343,7 +344,7 @@ LAYERS: dict[str, set[str]] = {
         *("replica.objective", "replica.shared", "store.table", "store.checkpoint"),
     },
     "train": {
-        *("errors", "choices", "discipline", "task", "cluster", "pace", "log"),
+        *("errors", "given", "choices", "discipline", "task", "cluster", "pace", "log"),
         *("job", "setup", "session", "send", "run", "kept"),
         *("replica.objective", "replica.evaluate", "report.score", "report.summary", "engine"),
         *("store.checkpoint", "watch", "layout.value"),

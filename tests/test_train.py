@@ -97,9 +97,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no shards": ({"shards": 0}, "shards must be a whole number of at least 1"),
     "no parts": ({"accumulate": 0}, "accumulate must be a whole number of at least 1"),
     "wrong nonfinite": ({"nonfinite": "ignore"}, "nonfinite must be 'stop' or 'skip'"),
-    "hash never": ({"hash_every": 0}, "hash_every must be at least 1"),
-    "test never": ({"evaluate_every": 0}, "evaluate_every must be at least 1"),
-    "save never": ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
+    "hash never": ({"hash_every": 0}, "hash_every must be a whole number of at least 1"),
+    "test never": ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1"),
+    "save never": ({"checkpoint_every": 0}, "checkpoint_every must be a whole number"),
     "empty test set": ({"test": TensorDataset(X[:0], Y[:0])}, "the test set is empty"),
     "policy of nothing": ({"policies": {"running_*": "local"}}, "the model has no tensor of that"),
     "plateau": (

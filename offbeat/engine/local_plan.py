@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from offbeat.choices import Accumulated, All, Gradient, InPlace, one_of
+from offbeat.choices import Accumulated, All, Gradient, InPlace, at_least, one_of
 from offbeat.engine.via import ALLREDUCE, STORE, VIA, check_allreduce, rule_table, updater_table
 from offbeat.errors import ConfigError
 from offbeat.job import Job, Numbers
 from offbeat.link.memory import Plan
 from offbeat.store.table import Table, buffer_entries, count, parameter_entries, place, total_bytes
 
+LONGEST = 1_000_000  # seconds of patience; the system cannot wait for much longer at once
 SMALL = 1 << 20  # bytes of a model whose tensors are not worth sharing among threads
 
 
@@ -34,10 +35,15 @@ class Local:
     via: str = STORE  # how contributions meet: in a store, or "allreduce", among the workers
 
     def __post_init__(self) -> None:
-        if not self.patience > 0:
-            raise ConfigError(f"patience must be above 0 seconds, not {self.patience!r}")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, not {self.threads!r}")
+        patience: Any = self.patience
+        number = isinstance(patience, int | float) and not isinstance(patience, bool)
+        if not number or not 0 < patience <= LONGEST:
+            raise ConfigError(
+                f"patience must be seconds, above 0 and at most {LONGEST:,}, not {patience!r}: "
+                "write patience=30"
+            )
+        if self.threads is not None:
+            at_least("threads", self.threads, 1)
         one_of("via", self.via, VIA)
 
     def described(self, job: Job) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from offbeat import optim
 from offbeat.choices import Rule, Yours
 from offbeat.discipline import Discipline
-from offbeat.errors import ConfigError
+from offbeat.errors import ConfigError, OffbeatError
 from offbeat.store.joint import Joint
 from offbeat.store.table import Flat
 from offbeat.task import OptimizerFactory
@@ -106,7 +106,7 @@ class Updater:
             self.names += mine
             groups.append({**settings, "params": [tensors[name] for name in mine]})
         self.tensors = {name: tensors[name] for name in self.names}
-        self.rule = recipe.factory(groups)
+        self.rule = _made(recipe.factory, groups)
         self.settings = _telling(self.rule.param_groups)  # before a schedule changes them
         for group in self.rule.param_groups:
             # What PyTorch finds out at every step: on the CPU it goes tensor by tensor.
@@ -274,6 +274,29 @@ class Updater:
         self.moved = meta["moved"]
         if self.scheduler is not None:
             self.scheduler.load_state_dict(dict(meta["scheduler"]))
+
+
+def _made(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The optimiser that a user's factory makes, if it is one that can be used here."""
+    example = "pass a factory such as optimizer=partial(torch.optim.SGD, lr=0.1)"
+    try:
+        rule = factory(groups)
+    except OffbeatError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the optimiser cannot be made ({type(error).__name__}: {error}): {example}"
+        ) from error
+    if not isinstance(rule, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer made {type(rule).__name__}, which is no optimiser: {example}")
+    closure = inspect.signature(inspect.unwrap(type(rule).step)).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"{type(rule).__name__} computes the loss several times within one step, and a store "
+            "has only gradients: use an optimiser whose step needs no closure, such as "
+            "torch.optim.Adam"
+        )
+    return rule
 
 
 def _is_plain(rule: torch.optim.Optimizer) -> bool:
