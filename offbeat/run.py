@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from offbeat.report.summary import History, Summary
+from offbeat.report.words import counted
 from offbeat.signals import Terminated
 
 
@@ -61,8 +62,8 @@ class Run:
         """One line, however long the run and however large the model."""
         figures = self.figures
         words = [
-            f"{figures.discipline} on {figures.workers} worker{'s' * (figures.workers != 1)}",
-            f"{figures.updates:,} update{'s' * (figures.updates != 1)} in {figures.seconds:.3g} s",
+            f"{figures.discipline} on {counted(figures.workers, 'worker')}",
+            f"{counted(figures.updates, 'update')} in {figures.seconds:.3g} s",
         ]
         if figures.metric is not None:
             words.append(f"{figures.metric_name} {figures.metric:.4g}")

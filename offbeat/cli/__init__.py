@@ -11,6 +11,7 @@ import offbeat
 from offbeat.cli import compare, demo, doctor, layout, replay, report, run, simulate
 from offbeat.cli.output import EXIT_CODES, fail, stop_code
 from offbeat.errors import ConfigError, OffbeatError
+from offbeat.report.words import visible
 
 app = typer.Typer(
     help="Train PyTorch models on uneven workers, from lock-step to free-running, "
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path = getattr(getattr(error, "ctx", None), "command_path", "offbeat")
             usage = f"{message().rstrip('.')}; see {path} --help"
             return fail(usage, ConfigError.exit_code, as_json)
-        traceback.print_exc()
+        print(visible(traceback.format_exc()), end="", file=sys.stderr)
         return fail(f"{type(error).__name__}: {error}", OffbeatError.exit_code, as_json)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from offbeat.cli import options
 from offbeat.cli.options import Engine
-from offbeat.cli.output import fail, print_json, stop_code
+from offbeat.cli.output import fail, print_json, say, stop_code
 from offbeat.cli.source import FromRecipe, FromScript, source
 from offbeat.compare.display import Display
 from offbeat.compare.plan import Plan
@@ -25,6 +25,7 @@ from offbeat.compare.spell import read_devices, read_rates
 from offbeat.errors import ConfigError, RunError
 from offbeat.report.page import write_report
 from offbeat.report.tables import console
+from offbeat.report.words import counted
 from offbeat.task import Task
 
 
@@ -168,7 +169,7 @@ def _show(done: Comparison, page: Path | None, note: str) -> None:
     screen = console(sys.stdout)
     settings = done.grid.settings
     screen.print(f"{settings['task']}, {settings['engine']}", markup=False)
-    words = f"{settings['epochs']} epochs, batch size {done.plan.batch_size}"
+    words = f"{counted(done.plan.epochs or 1, 'epoch')}, batch size {done.plan.batch_size}"
     if done.plan.repeat > 1:
         words += f", means of {done.plan.repeat} repeats"
     screen.print(words, markup=False)
@@ -179,6 +180,6 @@ def _show(done: Comparison, page: Path | None, note: str) -> None:
         screen.print(f"{point}: {why}", markup=False)
     # Paths are printed unbroken, so that they can be copied.
     print(f"\nresults: {done.folder / 'results.json'}, {done.folder / 'results.csv'}")
-    print(note if page is None else f"report:  {page}")
+    say(note if page is None else f"report:  {page}")
     if done.failed:
         print("the same command tries failed cells again", file=sys.stderr)

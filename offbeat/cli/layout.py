@@ -23,6 +23,7 @@ from offbeat.layout.explain import Explanation, explain
 from offbeat.layout.plan import StageFigures
 from offbeat.layout.value import Layout
 from offbeat.report.tables import console, rate, seconds, share, size
+from offbeat.report.words import counted
 
 HOW = "Predicted from blocks measured one by one in this process; nothing else was started."
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -127,7 +128,7 @@ def _figures(found: Explanation, asked: Layout, threads: int) -> Iterable[tuple[
     each = f"{threads} thread{'s' if threads > 1 else ''} each"
     yield "processes", f"{replicas}{processes}, {each}"
     pieces = f" in {found.microbatches} microbatches" if found.microbatches > 1 else ""
-    yield "batch", f"{found.batch_size} samples{pieces}"
+    yield "batch", f"{counted(found.batch_size, 'sample')}{pieces}"
     yield (
         "step",
         f"{seconds(found.seconds)} s, {rate(found.samples_per_second)} samples/s; "

@@ -2,10 +2,11 @@
 
 import signal
 import sys
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
+from offbeat.report.words import visible
 from offbeat.signals import Terminated
 
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C stopped
@@ -28,11 +29,16 @@ def stop_code(stopped: BaseException | None) -> int:
     return TERMINATED if isinstance(stopped, Terminated) else INTERRUPTED
 
 
+def say(words: str, file: IO[str] | None = None) -> None:
+    """A line, whatever is in it: names may come from anybody's run folder."""
+    print(visible(words), file=file or sys.stdout)
+
+
 def fail(message: str, code: int, as_json: bool) -> int:
     """Say what went wrong, or that the user stopped it, and return the exit code."""
     if as_json:
         print_json({"error": message, "exit_code": code})
     else:
         prefix = "" if code in (INTERRUPTED, TERMINATED) else "error: "
-        print(f"{prefix}{message}", file=sys.stderr)
+        say(f"{prefix}{message}", sys.stderr)
     return code

@@ -6,11 +6,12 @@ from pathlib import Path
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.output import print_json
+from offbeat.cli.output import print_json, say
 from offbeat.cli.source import recorded
 from offbeat.errors import ConfigError, ReplayMismatch
 from offbeat.replay import Replay
 from offbeat.replay import replay as run_again
+from offbeat.report.words import counted
 from offbeat.store.checkpoint import RunFolder
 
 
@@ -60,7 +61,7 @@ def show(found: Replay, run_dir: Path, json: bool) -> None:
             | failure
         )
     else:
-        print(words, file=sys.stdout if found.identical else sys.stderr)
+        say(words, sys.stdout if found.identical else sys.stderr)
     if not found.identical:
         raise typer.Exit(ReplayMismatch.exit_code)
 
@@ -69,7 +70,11 @@ def _words(found: Replay) -> str:
     if found.difference is not None:
         return f"differs first at version {found.difference.version}: {found.difference.reason}"
     if not found.compared:
-        return f"nothing compared: the log has {found.versions} versions and no hash among them"
+        held = counted(found.versions, "version")
+        return f"nothing compared: the log has {held} and no hash among them"
     if found.compared == found.versions:
+        if found.versions == 1:
+            return "identical at its only version"
         return f"identical at all {found.versions} versions"
-    return f"identical at the {found.compared} versions compared, of {found.versions}"
+    compared = counted(found.compared, "version")
+    return f"identical at the {compared} compared, of {found.versions}"

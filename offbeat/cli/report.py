@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.output import print_json
+from offbeat.cli.output import print_json, say
 from offbeat.errors import CheckpointError
 from offbeat.report.digest import digest
 from offbeat.report.grid import Aim, Cell, Grid, counted, side_by_side
@@ -63,12 +63,12 @@ def report(
             }
         )
         return
-    print(found.headline)
+    say(found.headline)
     for sentence in found.sentences:
-        print(f"- {sentence}")
+        say(f"- {sentence}")
     if going:
         print(f"{counted(len(going), 'run')} not finished: these are the figures so far.")
-    print(f"\nwritten to {path}")
+    say(f"\nwritten to {path}")
 
 
 def _row(cell: Cell, aim: Aim | None) -> dict[str, Any]:

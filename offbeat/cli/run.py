@@ -27,6 +27,7 @@ from offbeat.log import Listener
 from offbeat.pace import emulated
 from offbeat.report.live import Progress
 from offbeat.report.tables import console, run_table, share
+from offbeat.report.words import counted
 from offbeat.run import Run
 from offbeat.script import Script, host
 from offbeat.store.checkpoint import RunFolder
@@ -218,8 +219,9 @@ def _show(result: Run, script: Script, as_json: bool) -> None:
         print_json({"script": str(script.path), "summary": figures.to_dict(), "folder": folder})
         return
     screen = console(sys.stdout)
-    kind = "simulated workers" if figures.engine == "sim" else "workers"
-    screen.print(f"{figures.discipline} on {figures.workers} {kind}, {script.path.name}")
+    kind = "simulated worker" if figures.engine == "sim" else "worker"
+    workers = counted(figures.workers, kind)
+    screen.print(f"{figures.discipline} on {workers}, {script.path.name}", markup=False)
     screen.print()
     screen.print(run_table(figures))
     if result.folder is not None:

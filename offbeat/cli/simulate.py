@@ -20,6 +20,7 @@ from offbeat.layout.value import replicas_of
 from offbeat.report.live import Progress
 from offbeat.report.summary import Summary
 from offbeat.report.tables import console, run_table, seconds, share
+from offbeat.report.words import counted
 from offbeat.run import Run
 from offbeat.train import train
 from offbeat.watch import Watch
@@ -57,7 +58,7 @@ def simulate(
     """Train on a simulated cluster: real gradients, virtual time."""
     discipline = parse(sync)
     place = _cluster(cluster, replicas_of(layout, workers, cluster is not None))
-    title = f"{sync}, {len(place)} workers"
+    title = f"{sync}, {counted(len(place), 'worker')}"
     watches = [Watch(title, virtual=True)] if watch else []
     with Progress(title, virtual=True) as progress:
         if cost_only:
@@ -149,7 +150,8 @@ def _show(figures: Summary, run: Run | None, what: str, as_json: bool) -> None:
         print_json(result)
         return
     screen = console(sys.stdout)
-    screen.print(f"{figures.discipline} on {figures.workers} simulated workers, {what}")
+    workers = counted(figures.workers, "simulated worker")
+    screen.print(f"{figures.discipline} on {workers}, {what}", markup=False)
     screen.print()
     screen.print(run_table(figures))
     if run is not None and run.folder is not None:

@@ -18,6 +18,7 @@ from offbeat.report.live import REDRAW, Progress
 from offbeat.report.screen import can_show
 from offbeat.report.summary import Summary
 from offbeat.report.tables import percent, rate, seconds, share
+from offbeat.report.words import visible
 
 LINES = 20.0  # real seconds between two plain lines about one cell
 BAR = 24
@@ -82,7 +83,7 @@ class Display(Progress, Watcher):
 
     def say(self, words: str) -> None:
         if self.live is not None:
-            self.live.above(f"{words}\n".encode())
+            self.live.above(f"{visible(words)}\n".encode())
         else:
             self.console.print(words, markup=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ from offbeat.errors import ConfigError
 from offbeat.report.digest import CURVE, Digest
 from offbeat.report.score import ACCURACY, LOSS, Judged, Score, scored_by
 from offbeat.report.summary import History, Summary
+from offbeat.report.words import counted as counted  # with the other words of a grid
 
 T = TypeVar("T")
 COMPARABLE = 0.8  # of the best score; a run below that has failed and sets no target
@@ -241,10 +242,6 @@ def thinned(points: Sequence[T], most: int) -> list[T]:
     if len(points) <= most:
         return list(points)
     return [points[round(n * (len(points) - 1) / (most - 1))] for n in range(most)]
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def marks(digests: Iterable[Digest]) -> list[str]:

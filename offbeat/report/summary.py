@@ -22,6 +22,7 @@ from offbeat.log import (
     Updated,
 )
 from offbeat.report.score import Climbs, Judged, Kind
+from offbeat.report.words import counted
 
 STEPS = 8192  # updates at most in a history; then it is thinned, and the log still has them all
 TESTS = 4096  # tests at most in a history
@@ -187,13 +188,7 @@ class History(msgspec.Struct):
 
     def __repr__(self) -> str:
         """One line, however long the run was."""
-        return (
-            f"<History: {_counted(len(self.tests), 'test')}, {_counted(len(self.steps), 'step')}>"
-        )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+        return f"<History: {counted(len(self.tests), 'test')}, {counted(len(self.steps), 'step')}>"
 
 
 P = TypeVar("P", Test, Step)

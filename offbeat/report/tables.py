@@ -1,15 +1,26 @@
 """What a run cost as tables for a terminal: one run in full, or several side by side."""
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    Group,
+    RenderableType,
+    RenderHook,
+    RenderResult,
+)
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from offbeat.report.summary import LayoutFigures, ProcessFigures, Summary, WorkerFigures
+from offbeat.report.words import counted, times, visible
 
 COLUMNS = 80  # every table fits, and output that goes to no terminal has this width
 MOST_WORKERS = 12  # shown one by one; of more, only those that waited longest and least
@@ -19,9 +30,40 @@ EACH_END = 4
 def console(file: IO[str]) -> Console:
     """A console on `file`: plain text of 80 columns unless that is a terminal."""
     known = Console(file=file, highlight=False)
-    if known.is_terminal:
-        return known
-    return Console(file=file, highlight=False, width=COLUMNS, color_system=None)
+    if not known.is_terminal:
+        trimmed: Any = _Trimmed(file)
+        known = Console(file=trimmed, highlight=False, width=COLUMNS, color_system=None)
+    known.push_render_hook(_Harmless())
+    return known
+
+
+class _Trimmed:
+    """A file whose lines have no spaces at their end, which tables fill their cells with."""
+
+    def __init__(self, file: IO[str]):
+        self.file = file
+
+    def write(self, text: str) -> int:
+        return self.file.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class _Harmless(RenderHook):
+    """Names in a table may come from anybody's run folder or model: none may command a terminal."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Visible(one) for one in renderables]
+
+
+class _Visible:
+    def __init__(self, inner: RenderableType):
+        self.inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self.inner, options):
+            yield Segment(text if control else visible(text), style, control)
 
 
 # ---------------------------------------------------------------- figures as words
@@ -81,7 +123,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         (
             "speed",
             f"{rate(summary.samples_per_second)} samples{per}: "
-            f"{summary.samples:,} samples in {seconds(summary.seconds)} s",
+            f"{counted(summary.samples, 'sample')} in {seconds(summary.seconds)} s",
         ),
         ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
     ]
@@ -197,20 +239,20 @@ def _not_applied(summary: Summary) -> str:
     }
     words = [f"{count:,} {name}" for name, count in counts.items() if count]
     if summary.lost:
-        words.append(f"workers lost {summary.lost} times")
+        words.append(f"workers lost {times(summary.lost)}")
     return "".join(f"; {word}" for word in words)
 
 
 def ledger_line(ledger: Sequence[dict[str, int]]) -> str:
     """What became of the samples of all epochs, in one line."""
     total = {key: sum(epoch[key] for epoch in ledger) for key in ledger[0]} if ledger else {}
-    epochs = "1 epoch" if len(ledger) == 1 else f"{len(ledger)} epochs"
+    epochs = counted(len(ledger), "epoch")
     rest = [
         f"{count:,} {key.replace('_', ' ')}"
         for key, count in total.items()
         if count and key != "applied"
     ]
-    applied = f"{total.get('applied', 0):,} samples applied once"
+    applied = f"{counted(total.get('applied', 0), 'sample')} applied once"
     return f"{epochs}: {', '.join([applied, *rest]) if rest else applied + ', none lost'}"
 
 

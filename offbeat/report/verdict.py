@@ -202,7 +202,7 @@ def _alone(group: Group, grid: Grid) -> Verdict:
     else:
         headline = f"{group.name}{so_far}."
     sentences = [
-        f"It processed {rate(fast.mean)} samples/s: {first.samples:,} samples in "
+        f"It processed {rate(fast.mean)} samples/s: {counted(first.samples, 'sample')} in "
         f"{seconds(first.seconds)} s."
     ]
     time = group.time_to(aim)
