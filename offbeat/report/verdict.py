@@ -259,7 +259,7 @@ def _fewer(grid: Grid, most: int, aim: Aim) -> list[str]:
 def _unreal(groups: Sequence[Group]) -> list[str]:
     digests = [d for g in groups for d in g.digests]
     if any(d.virtual for d in digests):
-        return ["The cluster was simulated: seconds are virtual, accuracies are real."]
+        return ["The cluster was simulated: seconds are virtual, scores are real."]
     if any(d.summary.emulated for d in digests):
         return ["Speeds were emulated: a step took at least the time that was set."]
     return []
