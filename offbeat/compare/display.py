@@ -65,8 +65,12 @@ class Display(Progress, Watcher):
                 f"{rate(summary.samples_per_second)} samples/{'virtual s' * self.virtual or 's'}"
             )
             words += f", {seconds(summary.seconds)} {unit}"
-            if summary.accuracy is not None:
+            if summary.metric is not None:
+                words = f"{summary.metric_name} {summary.metric:.4g}, {words}"
+            elif summary.accuracy is not None:
                 words = f"{percent(summary.accuracy)}, {words}"
+            elif summary.loss is not None:
+                words = f"test loss {summary.loss:.4g}, {words}"
         if self.live is None or summary is None:
             self.say(f"{self.ended}/{self.cells} {point}: {words}{self.left()}")
         else:

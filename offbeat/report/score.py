@@ -60,10 +60,13 @@ class Score(msgspec.Struct, frozen=True):
 
     def goal(self, target: float) -> str:
         """A target in words: 90 % accuracy, a test loss of 0.35."""
+        return self.told(self.bare(target))
+
+    def told(self, value: str) -> str:
+        """A value with its name: 93.1 % accuracy, a test loss of 0.31, f1 0.8."""
         if self.kind == "accuracy":
-            return f"{self.bare(target)} accuracy"
-        what = "test loss" if self.kind == "loss" else self.name
-        return f"a {what} of {self.bare(target)}"
+            return f"{value} accuracy"
+        return f"a test loss of {value}" if self.kind == "loss" else f"{self.name} {value}"
 
     @property
     def words(self) -> str:

@@ -194,9 +194,7 @@ def _alone(group: Group, grid: Grid) -> Verdict:
     final = group.final(score)
     assert fast is not None
     if final is not None and score is not None:
-        value = score.write(final.mean)
-        what = f"{value} accuracy" if score.kind == "accuracy" else f"a {score.words} of {value}"
-        headline = f"{group.name}: {what}{so_far}."
+        headline = f"{group.name}: {score.told(score.write(final.mean))}{so_far}."
     elif first.train_loss is not None:
         headline = f"{group.name}: a training loss of {first.train_loss:.4f}{so_far}."
     else:

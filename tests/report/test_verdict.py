@@ -210,7 +210,7 @@ def test_a_metric_of_ones_own_decides_in_its_own_direction() -> None:
     made = grid(judged("bsp", 0.9, 0.5, 0.2, 0.2), judged("asp", 0.9, 0.2, 0.2, 0.2), target=0.3)
     found = verdict(made)
     assert found.winner == "asp"
-    assert found.headline == "asp reached a word error of 0.3 first on 4 devices."
+    assert found.headline == "asp reached word error 0.3 first on 4 devices."
 
 
 def test_a_spike_is_not_a_target_reached() -> None:
