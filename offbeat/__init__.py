@@ -20,7 +20,7 @@ The modules in the order in which a gradient meets them:
 - `watch`: the live page of a run
 - `report`, `cli`, `demo`, `doctor`: what a run cost, and the command line
 - `limits`: what the machine and its control groups allow
-- `errors`, `spelling`: mistakes, told with their remedy
+- `errors`, `given`, `spelling`: mistakes, told with their remedy
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
 

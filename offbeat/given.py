@@ -13,7 +13,9 @@ from offbeat.store.updater import Clip, Schedule
 # Where an option of a script belongs that `join` does not take.
 ELSEWHERE = {
     **dict.fromkeys(("workers", "engine", "cluster", "emulate", "watch"), "offbeat run --{}"),
-    **dict.fromkeys(("batch_size", "epochs", "shuffle", "collate"), "run.batches(..., {}=...)"),
+    **dict.fromkeys(
+        ("batch_size", "epochs", "shuffle", "collate", "drop_last"), "run.batches(..., {}=...)"
+    ),
     **dict.fromkeys(("schedule", "clip", "groups"), "run.optimizer(..., {}=...)"),
 }
 
@@ -55,7 +57,7 @@ def check_kinds(given: Mapping[str, Any]) -> None:
 
 
 _COUNTS = ("evaluate_every", "checkpoint_every", "hash_every", "threads")
-_SWITCHES = ("shuffle", "overlap", "prefetch", "verify", "watch", "resume")
+_SWITCHES = ("shuffle", "drop_last", "overlap", "prefetch", "verify", "watch", "resume")
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:

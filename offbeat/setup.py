@@ -97,8 +97,6 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
     if options.get("layout") is not None:
         check_hooks(model)
     accumulate = at_least("accumulate", options.get("accumulate", 1), 1)
-    if not isinstance(options.get("drop_last", False), bool):
-        raise ConfigError(f"drop_last must be True or False, not {options['drop_last']!r}")
     collate, shuffle = options.get("collate"), options.get("shuffle", True)
     reader = Reader(wanted.data, wanted.seed, shuffle, collate)
     cut = _cut(wanted, options, model, reader)
