@@ -1,15 +1,15 @@
 """The ordered record of a run, one JSON line each: report, replay and calibration all read this."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from offbeat.errors import CheckpointError
 from offbeat.lease import Lease
+from offbeat.logfile import LogFile, Reader, is_head
 
 
 # Not searched for garbage, as everything that is made anew for every step: none can hold itself.
@@ -151,26 +151,22 @@ _decoder = msgspec.json.Decoder(Entry)
 class Log:
     """Where the records of a run go: a file if there is a folder, and whoever listens."""
 
-    def __init__(self, path: Path | None = None, keep: int | None = None):
-        """`keep` is the length of the file to go on from; what lies behind it is cut off."""
+    def __init__(self, path: Path | None = None, keep: int | None = None, run: str = ""):
+        """`keep` is the length of the file to go on from; what lies behind it is cut off.
+
+        `run` is whose log it is; without that it stays one file.
+        """
         self.listeners: list[Listener] = []
         self.relay: Callable[[bytes], None] | None = None  # gets whole lines, one for each record
-        self.file: IO[bytes] | None = None
-        self.size = 0  # of the file, known without asking the system
         self.gathers = False  # whether records wait for `flush`, which comes before they are told
         self.waiting: list[Entry] = []
-        if path is not None:
-            # Unbuffered, so that others can follow the run and a kill takes no record with it.
-            self.file = open(path, "ab" if keep is not None else "wb", buffering=0)  # noqa: SIM115
-            if keep is not None:
-                if os.path.getsize(path) < keep:
-                    self.file.close()
-                    raise CheckpointError(
-                        f"{path} is shorter than its checkpoint says: the log has been cut; "
-                        "start the run again in a new folder"
-                    )
-                self.file.truncate(keep)
-                self.size = keep
+        # Unbuffered, so that others can follow the run and a kill takes no record with it.
+        self.file = None if path is None else LogFile(path, run, keep)
+
+    @property
+    def size(self) -> int:
+        """Bytes on file, known without asking the system."""
+        return 0 if self.file is None else self.file.size
 
     def write(self, record: Entry) -> None:
         if self.file is not None or self.relay is not None:
@@ -186,14 +182,14 @@ class Log:
             lines = _encoder.encode_lines(self.waiting)
             self.waiting.clear()
             if self.file is not None:
-                self.size += self.file.write(lines)
+                self.file.append(lines)
             if self.relay is not None:
                 self.relay(lines)
 
     def switch(self, path: Path) -> None:
         """Go on in another file, from its beginning."""
         self.close()
-        self.file, self.size = open(path, "wb", buffering=0), 0  # noqa: SIM115
+        self.file = LogFile(path)
 
     @contextmanager
     def followed(self, store: Any, samples: int) -> Iterator[None]:
@@ -211,6 +207,12 @@ class Log:
         """Bytes of everything that has been recorded."""
         self.flush()
         return self.size
+
+    def mark(self) -> dict[str, Any]:
+        """How long the log is and a checksum of it, for a checkpoint; all of it is on disk."""
+        self.flush()
+        length, checksum = (0, "") if self.file is None else self.file.mark()
+        return {"log": length, "checksum": checksum}
 
     def close(self) -> None:
         if self.file is not None:
@@ -250,31 +252,28 @@ def decode(lines: bytes) -> list[Entry]:
 
 def tail(path: Path, start: int) -> tuple[list[Entry], int]:
     """The records from byte `start` on, and where the last whole one ends."""
-    with open(path, "rb") as file:
-        file.seek(start)
-        lines = file.read()
-    whole = lines[: lines.rfind(b"\n") + 1]
-    return decode(whole), start + len(whole)
+    found, end = [], start
+    reader = Reader(path)
+    for line in reader:
+        if reader.offset > start and line.endswith(b"\n"):
+            end = reader.offset
+            if not (reader.begins and is_head(line)):
+                found.append(_decoder.decode(line))
+    return found, end
 
 
-def read(path: Path, length: int | None = None) -> Iterator[Entry]:
-    """The records of a log file, or of its first `length` bytes.
+def read(path: Path, length: int | None = None, run: str = "") -> Iterator[Entry]:
+    """The records of a log file, or of its first `length` bytes, parts that were closed included.
 
-    A last line that is still being written is left out.
+    A last line that is still being written is left out. `run` is whose log it must be.
     """
-    try:
-        file = open(path, "rb")  # noqa: SIM115
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist: is this a run folder?") from None
-    with file:
-        seen = 0
-        for number, line in enumerate(file, 1):
-            seen += len(line)
-            if not line.endswith(b"\n") or (length is not None and seen > length):
-                return
-            try:
-                yield _decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                raise CheckpointError(
-                    f"{path} line {number} is not a log record: {error}"
-                ) from None
+    reader = Reader(path, run)
+    for number, line in enumerate(reader, 1):
+        if not line.endswith(b"\n") or (length is not None and reader.offset > length):
+            return
+        if reader.begins and is_head(line):
+            continue
+        try:
+            yield _decoder.decode(line)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise CheckpointError(f"{path} line {number} is not a log record: {error}") from None

@@ -115,7 +115,7 @@ def follow(
         raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
     job.discipline.check_order()
     assert isinstance(job.content, Numbers)
-    initial = load_tensors(place.initial_file)
+    initial = load_tensors(place.checked(place.initial_file))
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)
     job.content.shared.begin()

@@ -73,7 +73,7 @@ class Session:
         if self.store.parameters is not None and not self.store.parameters.finite():
             return
         tensors, meta = snapshot()
-        session = {"tested": self.tested, "log": self.store.log.length()}
+        session = {"tested": self.tested, **self.store.log.mark()}
         self.folder.save(self.store.version, tensors, {**meta, "session": session})
 
     def restore(self, meta: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -109,7 +110,7 @@ def train(
     )
     if resume and out is None:
         raise ConfigError("resume=True needs out=, the folder of the run to go on with")
-    with fixed_arithmetic():
+    with fixed_arithmetic(), ExitStack() as after:
         job = make_job(wanted, options)
         evaluator = None
         if test is not None:
@@ -125,7 +126,7 @@ def train(
         try_step(job)
         if verified:
             _verify(job, local)
-        kept = Kept.open(out, resume, config, job)
+        kept = after.enter_context(Kept.open(out, resume, config, job))
         kept.recount(tally)
         for listener in listeners:
             listener.describe(config, tally.samples)
@@ -214,8 +215,9 @@ def _simulate(job: Job, cluster: Cluster, session: Session, kept: Kept, tally: T
             sim.start()
         else:
             tensors, meta = kept.saved
-            restore(sim, tensors, meta)
-            session.restore(meta)
+            with kept.restoring():
+                restore(sim, tensors, meta)
+                session.restore(meta)
         drive(sim, session)
         session.last_test(sim.now)
         held = max((worker.nbytes for worker in sim.workers.values()), default=0)

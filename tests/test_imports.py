@@ -47,7 +47,12 @@ LAYERS: dict[str, set[str]] = {
     "board": {"errors", "choices", "discipline"},
     "lease": {"errors"},
     "data": {"errors", "lease"},
-    "log": {"errors", "lease"},
+    "store.disk": {"errors"},
+    "store.lock": {"errors", "store.disk"},
+    "store.manifest": {"errors", "store.disk"},
+    "store.tensors": {"errors", "store.disk"},
+    "logfile": {"errors", "store.disk"},
+    "log": {"errors", "lease", "logfile"},
     "store": set(),
     "store.table": {"errors"},
     "store.digest": {"store.table"},
@@ -110,7 +115,10 @@ LAYERS: dict[str, set[str]] = {
         *("store.table", "store.parameters"),
     },
     "store.fold": {"board", "lease", "log", "store.core"},
-    "store.checkpoint": {"errors"},
+    "store.checkpoint": {
+        *("errors", "log", "logfile"),
+        *("store.disk", "store.lock", "store.manifest", "store.tensors"),
+    },
     "send": {
         *("errors", "choices", "discipline", "lease", "data", "codec", "contribution"),
         *("replica.whole", "store.table", "store.updater"),
@@ -267,8 +275,10 @@ LAYERS: dict[str, set[str]] = {
         *("layout.value", "replica.front"),
     },
     "kept": {
-        *("discipline", "errors", "job", "log", "run", "setup", "report.summary", "report.split"),
-        *("store.checkpoint", "store.core", "store.parameters", "store.table"),
+        *("discipline", "errors", "job", "log", "logfile", "run", "setup"),
+        *("report.summary", "report.split"),
+        *("store.checkpoint", "store.core", "store.disk", "store.lock", "store.parameters"),
+        *("store.table", "store.tensors"),
     },
     "engine.alone": {
         *("choices", "lease", "job", "worker", "loop", "run", "session", "script", "kept"),
@@ -299,7 +309,8 @@ LAYERS: dict[str, set[str]] = {
     "report.timeline": {"lease", "log"},
     "report.recount": {"lease"},
     "report.digest": {
-        *("errors", "log", "report.score", "report.summary", "report.timeline", "report.recount"),
+        *("errors", "log", "logfile", "report.score", "report.summary", "report.timeline"),
+        "report.recount",
         "store.checkpoint",
     },
     "report.tables": {"report.summary", "report.words"},

@@ -53,7 +53,8 @@ class AloneSeat(LoopSeat):
         self.stopping: int | None = None  # a signal that came when something was
         self.store.log.listeners += [self.tally, *settings.listeners]
         if self.kept.saved is not None:
-            self._go_on(*self.kept.saved)
+            with self.kept.restoring():
+                self._go_on(*self.kept.saved)
         for listener in settings.listeners:
             listener.describe(config, self.tally.samples)
         self.result: Run | None = None
@@ -133,6 +134,6 @@ class AloneSeat(LoopSeat):
 
     def left(self, error: BaseException | None) -> None:
         """Save what a run that was stopped has come to, and close its log."""
-        with self.open:
+        with self.kept, self.open:
             if self.kept.folder is not None and self.result is None and self.resting:
                 self.session.save(self._snapshot)

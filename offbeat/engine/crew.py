@@ -110,7 +110,11 @@ class Crew:
         return 1 if number == TESTER else self.local.threads_for(self.job)
 
     def last_checkpoint(self) -> Any:
-        return self.folder.load() if self.folder is not None else self.keep.load()
+        if self.folder is None:
+            return self.keep.load()
+        # Only the newest will do: the figures of the run are as of that one.
+        found = self.folder.newest(back=False)
+        return None if found is None else (found.tensors, found.meta)
 
     def close(self) -> None:
         if self.images is not None:
@@ -195,7 +199,8 @@ class Crew:
     def _log(self, saved: Any, lived: Lived | None) -> Log:
         if self.folder is not None:
             keep = None if saved is None else saved[1]["session"]["log"]
-            return Log(self.folder.log_file, keep if lived is None else lived.length)
+            keep = keep if lived is None else lived.length
+            return Log(self.folder.log_file, keep, self.folder.run)
         if self.images is None:
             return Log()
         return Log(self.keep.log, None if lived is None else lived.length)

@@ -105,14 +105,16 @@ def start(
     local = Local(emulate=emulate, threads=threads, **options(wanted))
     job, kept = prepared(wanted, local)
     tally = Tally(job.workers)
-    kept.recount(tally)
     listeners = (*listeners, *wanted.settings.listeners)
-    for listener in listeners:
-        listener.describe(wanted.described(job) | local.described(job), tally.samples)
-    crew = Crew(job, local, kept.folder, None, Rhythm(None, wanted.settings.checkpoint_every))
-    crew.patience = None  # what comes after the loop takes as long as it takes
     try:
-        return run_local(crew, kept, tally, listeners, branches=True)
+        with kept:
+            kept.recount(tally)
+            for listener in listeners:
+                listener.describe(wanted.described(job) | local.described(job), tally.samples)
+            every = wanted.settings.checkpoint_every
+            crew = Crew(job, local, kept.folder, None, Rhythm(None, every))
+            crew.patience = None  # what comes after the loop takes as long as it takes
+            return run_local(crew, kept, tally, listeners, branches=True)
     except InWorker as here:
         torch.set_num_threads(crew.threads(here.number))
         make = partial(make_script_worker, wanted, job)

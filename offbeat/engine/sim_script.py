@@ -343,7 +343,7 @@ def simulate_script(
             "origin": {"loop": script.path.name},
         }
         settings = wanted.settings
-        kept = Kept.open(settings.out, settings.resume, config, job)
+        kept = stage.around.enter_context(Kept.open(settings.out, settings.resume, config, job))
         store = job.make_store(kept.log())
         tally = Tally(job.workers)
         every = settings.checkpoint_every
@@ -357,8 +357,9 @@ def simulate_script(
             if kept.saved is None:
                 sim.start()
             else:
-                restore(sim, *kept.saved)
-                session.restore(kept.saved[1])
+                with kept.restoring():
+                    restore(sim, *kept.saved)
+                    session.restore(kept.saved[1])
                 kept.recount(tally)
             drive(sim, session)
             stage.finish(store, [n for n, agent in enumerate(sim.agents) if agent.alive])

@@ -269,7 +269,7 @@ class Steward:
             "store": store.state(),
             "parameters": store.parameters.meta(),
             # One that is under way is made again by whoever goes on from here.
-            "session": {"tested": self.tested - bool(self.testing), "log": store.log.length()},
+            "session": {"tested": self.tested - bool(self.testing), **store.log.mark()},
             "time": self.clock(),
         }
         tensors = {f"store/{k}": t for k, t in store.parameters.state().items()}

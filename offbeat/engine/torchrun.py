@@ -118,7 +118,8 @@ def _open(wanted: Wanted, rank: Rank, local: Local) -> tuple[Job, Child]:
     crew = Crew(job, local, kept.folder, None, Rhythm(None, wanted.settings.checkpoint_every))
     door = Door(rank.door, wanted.sketch(), local.patience)
     try:
-        child = fork("offbeat host", Host(crew, kept, door).serve)
+        with kept.passed_on():
+            child = fork("offbeat host", Host(crew, kept, door).serve)
     except BaseException:
         door.close()
         raise
@@ -138,11 +139,12 @@ class Host(Launcher):
         self.came: set[int] = set()
 
     def serve(self) -> None:
-        try:
-            done = self.run(self.kept_run.saved)
-        finally:
-            self.door.close()
-        write_run(self.crew, self.kept_run, self.tally, done)
+        with self.kept_run:
+            try:
+                done = self.run(self.kept_run.saved)
+            finally:
+                self.door.close()
+            write_run(self.crew, self.kept_run, self.tally, done)
 
     def _fork(self, number: int, main: Callable[[], None]) -> None:
         def behind_the_door() -> None:

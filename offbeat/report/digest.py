@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -18,8 +18,8 @@ from offbeat.log import (
     Refused,
     Rested,
     Updated,
-    read,
 )
+from offbeat.logfile import last_lines
 from offbeat.report.recount import Recount
 from offbeat.report.score import Climbs, Judged, Kind
 from offbeat.report.summary import LayoutFigures, Step, Summary, Tally, Test, height, thinned
@@ -34,7 +34,6 @@ EVENTS = 500  # at most, the first ones
 SPEEDS = 100  # stretches of time at most in which samples are counted
 PER_SPEED = 4  # updates on average at least in each, or there is more noise than speed
 
-_TAIL = 1 << 16  # bytes at the end of a log that tell when it ends
 _HUGE = 1 << 40  # no honest count in one record is above this
 _AGES = 1e15  # nor any number of seconds
 
@@ -90,14 +89,21 @@ class Digest(msgspec.Struct):
 def digest(folder: str | Path) -> Digest:
     """The digest of the run in `folder`, also while it goes on."""
     files = RunFolder(folder)
-    if not files.config_file.exists():
-        raise CheckpointError(f"{files.path} is not a run folder: it has no run.json")
-    config = _told(files.config_file, _Config)
+    config = _converted(files.config(), files.config_file, _Config)
+    sums = files.manifest()
     finished = files.summary_file.exists()
-    told = _told(files.summary_file, _Told) if finished else _Told(emulated=config.emulate or [])
-    length = files.log_file.stat().st_size if files.log_file.exists() else 0
-    count = _Count(config, _end(files.log_file, length))
-    for number, record in enumerate(read(files.log_file, length) if length else (), 1):
+    if sums is not None and finished:
+        finished = files.summary_file.name in sums.files  # or it is just being written
+    length = None
+    if sums is not None and finished:
+        sums.check(files.summary_file)
+        length = files.finished_log(sums)
+    told = _Told(emulated=config.emulate or [])
+    if finished:
+        told = _converted(read_json(files.summary_file), files.summary_file, _Told)
+    count = _Count(config, _end(files.log_file))
+    records = files.records(length) if files.log_file.exists() else iter(())
+    for number, record in enumerate(records, 1):
         try:
             count.see(record)
         except ValueError as error:
@@ -143,35 +149,21 @@ class _Told(msgspec.Struct):
 S = TypeVar("S", _Config, _Told)
 
 
-def _told(path: Path, kind: type[S]) -> S:
+def _converted(value: Any, path: Path, kind: type[S]) -> S:
     try:
-        return msgspec.convert(read_json(path), kind)
+        return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise CheckpointError(f"{path} is not of a run, or is damaged: {error}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
 
 
 class _Timed(msgspec.Struct):
     time: float
 
 
-def _end(path: Path, length: int) -> float:
+def _end(path: Path) -> float:
     """About when a log ends: the latest time in its last lines."""
-    if not length:
-        return 0.0
-    with open(path, "rb") as file:
-        size = _TAIL
-        while True:
-            file.seek(max(0, length - size))
-            lines = file.read(min(size, length)).split(b"\n")[:-1]
-            # The first line is whole only if it is the file's first.
-            lines = lines if size >= length else lines[1:]
-            if lines or size >= length:
-                break
-            size *= 4  # a round of many workers is a long line
     latest = 0.0
-    for line in lines:
+    for line in last_lines(path):
         try:
             latest = max(latest, msgspec.json.decode(line, type=_Timed).time)
         except msgspec.MsgspecError:

@@ -2,6 +2,9 @@
 
 import errno
 import json
+import os
+import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import torch
 
 from offbeat.errors import CheckpointError, ConfigError, RunError
 from offbeat.lease import Lease
-from offbeat.store import checkpoint
+from offbeat.store import checkpoint, disk
+from offbeat.store import tensors as tensors_module
 from offbeat.store.checkpoint import (
     KEEP,
     RunFolder,
@@ -20,12 +24,13 @@ from offbeat.store.checkpoint import (
     save_tensors,
     write_json,
 )
+from offbeat.store.disk import checksum
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     made = RunFolder(tmp_path / "run")
-    made.create({"seed": 1}, {"w": torch.zeros(2)})
+    made.create({"seed": 1}, {"w": torch.zeros(2)}, run="this")
     return made
 
 
@@ -34,7 +39,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_a_new_folder_holds_configuration_and_initial_weights(folder: RunFolder) -> None:
-    assert folder.config() == {"seed": 1}
+    assert folder.config() == {"seed": 1, "run": "this"}
     assert load_tensors(folder.initial_file)["w"].tolist() == [0, 0]
     assert folder.load() is None
 
@@ -42,7 +47,7 @@ def test_a_new_folder_holds_configuration_and_initial_weights(folder: RunFolder)
 def test_a_folder_in_use_is_never_written_over(folder: RunFolder) -> None:
     with pytest.raises(ConfigError, match="exists and is not empty: pass resume=True"):
         folder.create({"seed": 2}, {})
-    assert folder.config() == {"seed": 1}
+    assert folder.config()["seed"] == 1
 
 
 def test_an_empty_folder_may_be_used_and_a_file_may_not(tmp_path: Path) -> None:
@@ -93,7 +98,7 @@ def test_saving_a_version_again_replaces_it(folder: RunFolder) -> None:
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("place", ["save_tensors", "write_json", "_raw", "_sync"])
+@pytest.mark.parametrize("place", ["save_tensors", "write_json", "write_all", "_sync"])
 def test_a_full_disk_leaves_the_checkpoint_before_intact(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -103,7 +108,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_intact(
         raise FULL
 
     with monkeypatch.context() as broken:
-        broken.setattr(checkpoint, place, fail)
+        broken.setattr(tensors_module if place == "write_all" else checkpoint, place, fail)
         with pytest.raises(RunError) as caught:
             folder.save(2, tensors(2), {"version": 2})
     says = str(caught.value)
@@ -146,44 +151,177 @@ def test_a_draft_left_by_a_killed_run_is_ignored_and_replaced(folder: RunFolder)
     assert not draft.exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_damaged_tensors_are_named_with_the_way_out(folder: RunFolder, damage: str) -> None:
-    folder.save(1, tensors(1), {})
-    folder.save(2, tensors(2), {})
-    path = folder.checkpoints / "0000000002" / "tensors-0.safetensors"
+def damage(path: Path, how: str) -> None:
     content = bytearray(path.read_bytes())
-    if damage == "cut":
+    if how == "cut":
         path.write_bytes(content[:-2])
-    elif damage == "flip":
-        content[-1] ^= 1
+    elif how == "flip":
+        content[len(content) // 2] ^= 1
         path.write_bytes(content)
+    elif how == "empty":
+        path.write_bytes(b"")
     else:
         path.unlink()
-    with pytest.raises(CheckpointError) as caught:
-        folder.load()
-    assert "tensors-0.safetensors is damaged or cut short" in str(caught.value)
-    assert "0000000002 to go on from 0000000001" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"tensors": ', "\x00"])
-def test_damaged_json_is_named_with_the_way_out(folder: RunFolder, text: str) -> None:
-    folder.save(1, tensors(1), {})
-    (folder.checkpoints / "0000000001" / "state.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"state\.json is damaged or cut short .*the start"):
+@pytest.mark.parametrize("name", ["tensors-0.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["cut", "flip", "empty", "gone"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
+    folder: RunFolder, name: str, how: str
+) -> None:
+    folder.save(1, tensors(1), {"version": 1})
+    folder.save(2, tensors(2), {"version": 2})
+    damage(folder.checkpoints / "0000000002" / name, how)
+    says = rf"0000000002.*{name}.*(damaged|does not exist).*went back to checkpoint 0000000001"
+    with pytest.warns(UserWarning, match=says):
+        loaded = folder.load()
+    assert loaded is not None
+    assert loaded[1]["version"] == 1
+    assert loaded[0]["a"].tolist() == [1, 1, 1]
+    with pytest.raises(CheckpointError, match=r"0000000002.*no other checkpoint can be used"):
+        folder.newest(back=False)
+    damage(folder.checkpoints / "0000000001" / name, how)
+    with pytest.raises(CheckpointError, match=r"0000000002.*start the run again in a new folder"):
         folder.load()
+
+
+def test_any_digit_of_a_checkpoint_that_is_changed_is_found(folder: RunFolder) -> None:
+    folder.save(1, tensors(1), {"session": {"log": 120, "tested": 3}, "board": [[1, 2], [3, 4]]})
+    for path in sorted((folder.checkpoints / "0000000001").iterdir()):
+        content = path.read_bytes()
+        for place, digit in enumerate(content):
+            if chr(digit).isdigit():
+                path.write_bytes(
+                    content[:place] + b"%d" % ((digit - 47) % 10) + content[place + 1 :]
+                )
+                with pytest.raises(CheckpointError):
+                    folder.load()
+        path.write_bytes(content)
+    assert folder.load() is not None
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, folder: RunFolder) -> None:
+    other = RunFolder(tmp_path / "other")
+    other.create({"seed": 1}, {"w": torch.zeros(2)}, run="other")
+    other.save(5, tensors(5), {"version": 5})
+    folder.save(1, tensors(1), {"version": 1})
+    shutil.copytree(other.checkpoints / "0000000005", folder.checkpoints / "0000000005")
+    with pytest.warns(UserWarning, match="0000000005 is of another run; went back to"):
+        loaded = folder.load()
+    assert loaded is not None
+    assert loaded[1]["version"] == 1
+
+
+def test_a_version_may_be_saved_any_number_of_times(folder: RunFolder) -> None:
+    for turn in range(13):
+        folder.save(7, tensors(turn), {"turn": turn})
+        loaded = folder.load()
+        assert loaded is not None
+        assert loaded[1]["turn"] == turn
+    folder.save(8, tensors(8), {"turn": "next"})
+    loaded = folder.load()
+    assert loaded is not None
+    assert loaded[1]["turn"] == "next"
+
+
+def test_a_checkpoint_of_the_format_before_is_read(folder: RunFolder) -> None:
+    """Without a manifest; state.json has the checksums of the tensors."""
+    folder.save(1, tensors(1), {"version": 1})
+    place = folder.checkpoints / "0000000001"
+    total = checksum(place / "tensors-0.safetensors")
+    (place / "manifest.json").unlink()
+    (folder.path / "manifest.json").unlink()
+    (folder.path / "run.json").write_text('{"seed": 1}')
+    (place / "state.json").write_text(json.dumps({"tensors": [total], "version": 1}))
+    again = RunFolder(folder.path)
+    assert again.config() == {"seed": 1}
+    loaded = again.load()
+    assert loaded is not None
+    assert loaded[1] == {"version": 1}
+    again.save(2, tensors(2), {"version": 2})
+    loaded = again.load()
+    assert loaded is not None
+    assert loaded[1] == {"version": 2}
+
+
+def test_a_folder_without_its_manifest_is_not_taken_for_an_old_one(folder: RunFolder) -> None:
+    folder.save(1, tensors(1), {"version": 1})
+    (folder.path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"manifest\.json does not exist"):
+        RunFolder(folder.path).config()
+    with pytest.raises(CheckpointError, match=r"manifest\.json does not exist"):
+        RunFolder(folder.path).load()
+
+
+def test_drafts_of_a_killed_run_are_cleaned_up(folder: RunFolder) -> None:
+    folder.save(1, tensors(1), {"version": 1})
+    (folder.checkpoints / ".0000000002").mkdir()
+    (folder.checkpoints / ".0000000002" / "tensors-0.safetensors").write_bytes(b"half")
+    (folder.path / ".summary.json").write_text("half")
+    folder.reopen()
+    assert not list(folder.path.rglob(".*"))
+    assert folder.load() is not None
+
+
+def test_a_parameter_called_metadata_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'__metadata__' cannot be kept.*call it something else"):
+        RunFolder(tmp_path / "run").create({}, {"__metadata__": torch.zeros(1)})
+    with pytest.raises(ConfigError, match="complex128, which safetensors files cannot keep"):
+        RunFolder(tmp_path / "run").create({}, {"a": torch.zeros(1, dtype=torch.complex128)})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "0000000001"])
+def test_nothing_is_written_or_removed_behind_a_link(
+    folder: RunFolder, tmp_path: Path, name: str
+) -> None:
+    folder.save(1, tensors(1), {"version": 1})
+    aside = tmp_path / "aside"
+    link = next(path for path in (folder.checkpoints, *folder.checkpoints.iterdir())
+                if path.name == name)  # fmt: skip
+    link.rename(aside)
+    link.symlink_to(aside)
+    before = sorted(path.name for path in aside.rglob("*"))
+    if name == "checkpoints":
+        with pytest.raises(CheckpointError, match="is a link or no folder"):
+            folder.reopen()
+    else:
+        folder.reopen()
+        for version in (2, 3, 4):
+            folder.save(version, tensors(version), {"version": version})
+    assert sorted(path.name for path in aside.rglob("*")) == before
+
+
+def test_what_is_no_regular_file_is_not_read(folder: RunFolder, tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(CheckpointError, match=r"is not a regular file|cannot be read"):
+            read_json(path)
+        with pytest.raises(CheckpointError, match=r"is not a regular file|cannot be read"):
+            load_tensors(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        read_json(tmp_path / "pipe")
+
+
+def test_nobody_else_may_write_whatever_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = RunFolder(tmp_path / "run")
+        lock = made.lock()
+        made.create({"seed": 1}, {"w": torch.zeros(2)}, run="it")
+        made.save(1, tensors(1), {})
+        assert stat.S_IMODE(lock.path.stat().st_mode) == 0o600
+        for path in (made.path, *made.path.rglob("*")):
+            assert not path.stat().st_mode & 0o022, path
+        lock.release()
+    finally:
+        os.umask(before)
 
 
 def test_json_that_is_not_text_is_damaged_too(folder: RunFolder) -> None:
     folder.config_file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CheckpointError, match=r"run\.json is damaged or cut short"):
         folder.config()
-
-
-def test_json_without_its_file(folder: RunFolder) -> None:
-    folder.save(1, tensors(1), {})
-    (folder.checkpoints / "0000000001" / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"state\.json does not exist: delete .* the start"):
-        folder.load()
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
@@ -215,7 +353,7 @@ def test_json_is_replaced_in_one_move(tmp_path: Path, monkeypatch: pytest.Monkey
         raise FULL
 
     with monkeypatch.context() as broken:
-        broken.setattr(checkpoint, "_sync", fail)
+        broken.setattr(disk, "sync", fail)
         with pytest.raises(OSError, match="No space"):
             write_json(path, {"a": 2})
     assert read_json(path) == {"a": 1}
