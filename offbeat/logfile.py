@@ -5,7 +5,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -37,7 +37,6 @@ class Head(msgspec.Struct, tag="log", tag_field="kind"):
 
 _decode_head = msgspec.json.Decoder(Head).decode
 _encode = msgspec.json.Encoder().encode
-_BEGIN = b'{"kind":"log"'
 
 
 class LogFile:
@@ -192,9 +191,10 @@ class Reader:
             if not self.closed:
                 return
 
-    def _opened(self, name: Path) -> IO[bytes]:
-        file = gzip.GzipFile(fileobj=readable(name), mode="rb")
-        return io.BufferedReader(file)
+    @contextmanager
+    def _opened(self, name: Path) -> Iterator[IO[bytes]]:
+        with readable(name) as file, gzip.GzipFile(fileobj=file, mode="rb") as whole:
+            yield whole  # type: ignore[misc]
 
     def _last(self) -> IO[bytes]:
         try:
@@ -232,7 +232,7 @@ class Reader:
 
 
 def _head(line: bytes) -> Head | None:
-    if not line.startswith(_BEGIN) or not line.endswith(b"\n"):
+    if b'"log"' not in line[:30] or not line.endswith(b"\n"):
         return None
     try:
         return _decode_head(line)

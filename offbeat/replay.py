@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -27,7 +28,6 @@ from offbeat.log import (
     Relaid,
     Rested,
     Updated,
-    read,
 )
 from offbeat.replica.objective import Loss
 from offbeat.replica.shared import untouched
@@ -85,13 +85,69 @@ def replay(
     has to be passed as it was to `train`. Initial parameters come from the folder too.
     """
     place = RunFolder(folder)
-    config = place.config()
-    with fixed_arithmetic(config.get("threads", 1)), untouched(model):
+    config = settings_of(place)
+    with fixed_arithmetic(config.threads), untouched(model):
         if optimizer is None:
-            optimizer = optimizer_from(config["optimizer"])
+            optimizer = recorded_optimizer(config, place)
         make = partial(_job, config, (model, data, loss), optimizer, dict(options))
-        job = make(config.get("layout"))
+        job = make(config.layout)
         return follow(place, job, describe(job, optimizer), every, make)
+
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Threads = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+
+
+class Recorded(msgspec.Struct):
+    """What a replay needs of run.json."""
+
+    discipline: str
+    workers: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    batch_size: Count
+    accumulate: Count
+    epochs: Count
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    nonfinite: Literal["stop", "skip"]
+    hash_every: Count
+    shuffle: bool
+    codec: str | None = None
+    optimizer: dict[str, Any] | None = None
+    shards: Count = 1
+    policies: dict[str, str] = {}
+    layout: str | None = None
+    threads: Threads = 1
+    overlap: bool = False
+    drop_last: bool = False
+
+
+def settings_of(place: RunFolder) -> Recorded:
+    """The settings of the run in `place`, or CheckpointError."""
+    try:
+        return msgspec.convert(place.config(), Recorded)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(
+            f"{place.config_file} is not of a run, or is damaged: {error}"
+        ) from None
+
+
+def recorded_optimizer(config: Recorded, place: RunFolder) -> OptimizerFactory | None:
+    """The optimiser that run.json describes, tried on a tensor of its own."""
+    described = config.optimizer
+    if described is None:
+        return None
+    named = isinstance(described.get("name"), str)
+    if not named or not isinstance(described.get("settings"), dict | None):
+        raise CheckpointError(f"{place.config_file} describes no optimiser, or is damaged")
+    described.setdefault("settings", None)
+    factory = optimizer_from(described)
+    assert factory is not None
+    try:
+        factory([torch.zeros(1, requires_grad=True)])
+    except Exception as error:
+        raise CheckpointError(
+            f"{place.config_file} describes an optimiser that cannot be made: {error}"
+        ) from error
+    return factory
 
 
 Make = Callable[[str | None], Job]
@@ -119,33 +175,39 @@ def follow(
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)
     job.content.shared.begin()
-    replayer = _Replayer(job, every, place.start_file)
+    start = place.start_file
+    replayer = _Replayer(job, every, place.checked(start) if start.exists() else start)
     replayer.make = make
-    replayer.ahead = config.get("overlap", False)
-    return replayer.run(place.log_file)
+    replayer.ahead = config.get("overlap") is True
+    found = replayer.run(place)
+    if found.identical:
+        place.check_end()
+    return found
 
 
 def _job(
-    config: Mapping[str, Any],
+    config: Recorded,
     code: tuple[nn.Module, Dataset[Any], Loss],
     optimizer: OptimizerFactory | None,
     options: dict[str, Any],
     layout: str | None,
 ) -> Job:
-    for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate"):
-        options.setdefault(key, config[key])
-    options.setdefault("drop_last", config.get("drop_last", False))
+    for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "drop_last"):
+        options.setdefault(key, getattr(config, key))
     options["layout"] = layout
     wanted = Essentials(
         *code,
-        config["discipline"],
+        config.discipline,
         optimizer,
-        config["workers"],
-        config["batch_size"],
-        config["epochs"],
-        config["seed"],
+        config.workers,
+        config.batch_size,
+        config.epochs,
+        config.seed,
     )
     return make_job(wanted, options)
+
+
+_MANY = 1 << 31  # of incarnations and local steps: more cannot be
 
 
 class _Differs(Exception):
@@ -171,9 +233,9 @@ class _Replayer:
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
 
-    def run(self, path: Path) -> Replay:
+    def run(self, place: RunFolder) -> Replay:
         try:
-            for record in read(path):
+            for record in place.records():
                 self._follow(record)
         except _Differs as difference:
             found = Difference(self.version + 1, str(difference))
@@ -194,6 +256,8 @@ class _Replayer:
             self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
         elif isinstance(record, Joined):
             incarnation = record.incarnation
+            if not (0 <= record.worker < self.job.workers and 0 <= incarnation < _MANY):
+                raise _Differs(f"worker {record.worker} joins as incarnation {incarnation}")
             self.parameters.enter(record.worker)
             if not record.averaged:  # as it was before there was a mean to begin with
                 self.parameters.averages.reset()
@@ -210,6 +274,8 @@ class _Replayer:
         elif isinstance(record, Relaid):
             self._relay(record)
         elif isinstance(record, EpochDone):
+            if record.epoch != self.epoch:
+                raise _Differs(f"epoch {record.epoch} is done while epoch {self.epoch} goes on")
             self.epoch = record.epoch + 1
             self.parameters.advance(self.version, self.epoch)
 
@@ -219,6 +285,8 @@ class _Replayer:
             raise CheckpointError(
                 f"the run went on with layout {record.layout}, which only ob.replay can follow"
             )
+        if not 1 <= record.threads <= 1 << 12:
+            raise _Differs(f"the run goes on with {record.threads} threads")
         torch.set_num_threads(record.threads)
         assert isinstance(self.job.content, Numbers)
         self.job.content.shared.give_back()
@@ -243,6 +311,8 @@ class _Replayer:
                 f"worker {record.worker} pulls version {record.version} while the store is at "
                 f"{self.version}"
             )
+        if not 1 <= record.steps < _MANY:
+            raise _Differs(f"worker {record.worker} is to make {record.steps} steps")
         worker = self._worker(record.worker)
         self.resting.discard(record.worker)
         self._compute(worker, record.leases)
@@ -259,8 +329,11 @@ class _Replayer:
 
     def _compute(self, worker: Worker, leases: list[Lease]) -> None:
         for lease in leases:
-            if not 0 <= lease.start < lease.stop <= self.job.samples:
+            here = 0 <= lease.start < lease.stop <= self.job.samples
+            if not here or lease.samples > self.job.batch_size:
                 raise _Differs(f"samples {lease.start} to {lease.stop} are not in the data")
+            if not 0 <= lease.epoch < self.job.epochs:
+                raise _Differs(f"epoch {lease.epoch} is not one of {self.job.epochs}")
             worker.take(lease)
         worker.catch_up()
 

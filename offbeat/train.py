@@ -139,6 +139,7 @@ def train(
                 crew.begin = partial(begin_with, earlier=earlier, discipline=kind)
             return run_local(crew, kept, tally, listeners)
         log = kept.log()
+        after.callback(log.close)
         store = job.make_store(log)
         begun = None
         if earlier is not None and kept.saved is None:

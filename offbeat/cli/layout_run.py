@@ -11,15 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.cli.output import print_json
-from offbeat.cli.source import recorded
+from offbeat.cli.source import origin_of, recorded
 from offbeat.data import Reader
-from offbeat.errors import ConfigError
+from offbeat.errors import CheckpointError, ConfigError
 from offbeat.layout.explain import Explanation, explain
+from offbeat.replay import recorded_optimizer, settings_of
 from offbeat.replica.objective import BatchLoss
 from offbeat.report.digest import digest
 from offbeat.report.summary import LayoutFigures
 from offbeat.report.tables import console, processes_table, seconds, share
-from offbeat.setup import optimizer_from
 from offbeat.store.checkpoint import RunFolder
 from offbeat.task import Task
 
@@ -42,13 +42,13 @@ def sample_of(task: Task, count: int) -> Any:
 
 def show_run(run_dir: Path, script: str | None, json: bool) -> None:
     """Print the figures of a finished run; its model is measured anew if it can be made."""
-    config = RunFolder(run_dir).config()
+    place = RunFolder(run_dir)
     figures = digest(run_dir).summary.layout
     if figures is None:
         raise ConfigError(
             f"{run_dir} is no finished run of split replicas: name one that had --layout"
         )
-    now, note = _explained(config, run_dir, script)
+    now, note = _explained(place, script)
     if json:
         found = {"folder": str(run_dir), "layout": msgspec.to_builtins(figures)}
         better = asdict(now.better) if now is not None and now.better is not None else None
@@ -69,24 +69,24 @@ def show_run(run_dir: Path, script: str | None, json: bool) -> None:
         screen.print(processes_table(figures))
 
 
-def _explained(
-    config: dict[str, Any], run_dir: Path, script: str | None
-) -> tuple[Explanation | None, str]:
+def _explained(place: RunFolder, script: str | None) -> tuple[Explanation | None, str]:
     """What the layout is predicted to take by what the model takes here and now, or why not."""
-    if "loop" in (config.get("origin") or {}):
+    config, told = place.config(), settings_of(place)
+    if "loop" in origin_of(config, place.path):
         return None, "only its own script can make the model, so no better split was looked for"
-    origin = recorded(config, run_dir, script)
+    if told.layout is None:
+        raise CheckpointError(f"{place.config_file} names no layout: it is damaged")
+    origin = recorded(config, place.path, script)
     task = origin.make()
-    described = config.get("optimizer")
-    known = described is not None and described["settings"] is not None
+    known = told.optimizer is not None and told.optimizer.get("settings") is not None
     before = torch.get_num_threads()
-    torch.set_num_threads(config.get("threads", 1))
+    torch.set_num_threads(told.threads)
     try:
         return explain(
-            config["layout"],
+            told.layout,
             task.model,
-            sample_of(task, config["batch_size"]),
-            optimizer=optimizer_from(described) if known else task.optimizer,
+            sample_of(task, told.batch_size),
+            optimizer=recorded_optimizer(told, place) if known else task.optimizer,
         ), ""
     except Exception as error:
         origin.blame(error)

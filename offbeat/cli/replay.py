@@ -9,7 +9,7 @@ from offbeat.cli import options
 from offbeat.cli.output import print_json, say
 from offbeat.cli.source import recorded
 from offbeat.errors import ConfigError, ReplayMismatch
-from offbeat.replay import Replay
+from offbeat.replay import Replay, settings_of
 from offbeat.replay import replay as run_again
 from offbeat.report.words import counted
 from offbeat.store.checkpoint import RunFolder
@@ -24,12 +24,12 @@ def replay(
     """Run the log of a run folder again and compare the parameters of every version."""
     if every < 1:
         raise ConfigError(f"--every must be at least 1, not {every}")
-    config = RunFolder(run_dir).config()
-    origin = recorded(config, run_dir, script)
+    place = RunFolder(run_dir)
+    origin = recorded(place.config(), run_dir, script)
     task = origin.make()
     # An optimiser that the folder cannot name is code, and comes from the script.
-    described = config.get("optimizer")
-    custom = script is not None and described is not None and described["settings"] is None
+    told = settings_of(place).optimizer
+    custom = script is not None and told is not None and told.get("settings") is None
     try:
         found = run_again(
             run_dir,

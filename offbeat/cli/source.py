@@ -31,6 +31,7 @@ class FromRecipe:
 
     name: str
     options: Mapping[str, Any]
+    folder: Path | None = None  # that says so, and is not to be trusted
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -40,7 +41,17 @@ class FromRecipe:
         return self.name
 
     def make(self) -> Task:
-        return recipe(self.name, **self.options)
+        if self.folder is None:
+            return recipe(self.name, **self.options)
+        try:
+            return recipe(self.name, **self.options)
+        except OffbeatError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.folder / 'run.json'} names options that the recipe {self.name} cannot "
+                f"take: {described(error)}"
+            ) from error
 
     def blame(self, error: Exception) -> None:
         """A recipe is offbeat's own code: what it raises unforeseen stays as it is."""
@@ -190,7 +201,7 @@ def _option(word: str, takes: Mapping[str, inspect.Parameter]) -> tuple[str, Any
 
 def recorded(config: Mapping[str, Any], folder: Path, script: str | None) -> Source:
     """The task of a run folder; only recipes are made from what a folder says."""
-    origin = config.get("origin") or {}
+    origin = origin_of(config, folder)
     if "loop" in origin:
         raise ConfigError(
             f"{folder} was made by {origin['loop']}, whose own loop computes its gradients: "
@@ -209,9 +220,17 @@ def recorded(config: Mapping[str, Any], folder: Path, script: str | None) -> Sou
             "write --script FILE.py:FUNCTION, or use offbeat.replay in Python"
         )
     name, options = origin["recipe"], origin.get("options", {})
-    if name not in RECIPES or not isinstance(options, dict):
+    if not isinstance(name, str) or name not in RECIPES or not isinstance(options, dict):
         raise CheckpointError(f"{folder / 'run.json'} names a recipe that is not there: {name!r}")
-    return FromRecipe(name, options)
+    return FromRecipe(name, options, folder)
+
+
+def origin_of(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What run.json says of where its model came from."""
+    origin = config.get("origin") or {}
+    if not isinstance(origin, dict):
+        raise CheckpointError(f"{folder / 'run.json'} is not of a run, or is damaged: origin")
+    return origin
 
 
 def check_folder(folder: Path, wanted: Source, resume: bool) -> None:
@@ -223,7 +242,7 @@ def check_folder(folder: Path, wanted: Source, resume: bool) -> None:
         raise ConfigError(
             f"{folder} holds a run: add --resume to go on with it, or name another folder"
         )
-    origin = place.config().get("origin") or {}
+    origin = origin_of(place.config(), folder)
     if "recipe" in origin and origin != wanted.origin:
         raise CheckpointError(
             f"{folder} is another run: it was made from {_spelled(origin)}, not {wanted}; "

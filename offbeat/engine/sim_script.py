@@ -21,7 +21,7 @@ from offbeat.job import Job, Place
 from offbeat.kept import Kept
 from offbeat.lease import Lease
 from offbeat.log import Listener
-from offbeat.replay import Replay, follow
+from offbeat.replay import Replay, follow, settings_of
 from offbeat.replica.front import Stages
 from offbeat.report.summary import Tally
 from offbeat.run import Run
@@ -369,11 +369,11 @@ def simulate_script(
 
 def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     """Run the log of a script's run again, with the script computing what the log says."""
-    config = folder.config()
+    config = settings_of(folder)
     named = ("discipline", "seed", "codec", "nonfinite", "hash_every", "shards", "policies")
-    asked = {key: config[key] for key in named} | {"out": None, "resume": False}
-    asked["layout"] = config.get("layout")
-    with Stage(script, config["workers"], asked) as stage:
-        torch.set_num_threads(config.get("threads", 1))  # as many as each worker had
+    asked = {key: getattr(config, key) for key in named} | {"out": None, "resume": False}
+    asked["layout"] = config.layout
+    with Stage(script, config.workers, asked) as stage:
+        torch.set_num_threads(config.threads)  # as many as each worker had
         _, job = stage.open()
         return follow(folder, job, stage.described, every)

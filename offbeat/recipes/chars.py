@@ -156,6 +156,8 @@ class CausalAttention(nn.Module):
 
 
 def _read(path: str | PathLike[str]) -> str:
+    if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        raise ConfigError(f"{path} is not a regular file: write path= with one of text")
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 from offbeat.errors import CheckpointError, ConfigError, RunError
 from offbeat.log import Entry, read
 from offbeat.logfile import checksum as log_checksum
+from offbeat.logfile import measure
 from offbeat.store.disk import FOLDER, checksum, make_folder, real_folder, sync
 from offbeat.store.disk import read_json as read_json
 from offbeat.store.disk import write_json as write_json
@@ -189,6 +190,13 @@ class RunFolder:
         if log_checksum(self.log_file, length, sums.run) != told:
             raise CheckpointError(f"{self.log_file} is damaged or cut short")
         return length
+
+    def check_end(self) -> None:
+        """CheckpointError if the log of a finished run ends before the run did."""
+        found = self.manifest()
+        length = found.log.get("length") if found is not None else None
+        if isinstance(length, int) and measure(self.log_file, self.run)[0] < length:
+            raise CheckpointError(f"{self.log_file} ends before the run did: it has been cut")
 
     def checked(self, file: Path) -> Path:
         """`file`, if it is as it was written; those of an earlier version are not known."""

@@ -139,6 +139,9 @@ def replay_as(folder: Path, what: Problem, **changes: Any) -> ob.Replay:
         shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("checkpoints"))
         config = json.loads((copied / "run.json").read_text())
         assert config.keys() >= changes.keys()
+        # As a folder of an earlier version, which has no checksums.
+        del config["run"]
+        (copied / "manifest.json").unlink()
         (copied / "run.json").write_text(json.dumps(config | changes))
         return ob.replay(copied, *what)
 

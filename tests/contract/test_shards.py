@@ -131,7 +131,7 @@ def test_more_shards_than_stages_are_refused(local_only):
 
 def _files(out: Path) -> list[str]:
     newest = sorted((out / "checkpoints").iterdir())[-1]
-    return sorted(file.name for file in newest.iterdir())
+    return sorted(file.name for file in newest.iterdir() if file.name != "manifest.json")
 
 
 @pytest.mark.parametrize("name", ["asp", "bsp", "asp-dc-adaptive", "average", "asup"])
@@ -205,7 +205,7 @@ def test_a_damaged_file_of_one_process_is_named(local_only, tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ob.CheckpointError, match=r"tensors-1\.safetensors is damaged"):
+    with pytest.warns(UserWarning, match=r"tensors-1\.safetensors is damaged"):
         RunFolder(tmp_path / "run").load()
 
 
