@@ -2,6 +2,8 @@
 
 import json
 import secrets
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,7 +22,7 @@ from offbeat.log import Begun, Log, Relaid
 from offbeat.logfile import checksum, measure
 from offbeat.report.split import layout_figures
 from offbeat.report.summary import History, Summary, Tally
-from offbeat.run import Run
+from offbeat.run import Interrupted, Run
 from offbeat.setup import first_difference
 from offbeat.store.checkpoint import RunFolder, model_tensors
 from offbeat.store.core import Store
@@ -29,6 +31,39 @@ from offbeat.store.lock import Lock
 from offbeat.store.parameters import Parameters
 from offbeat.store.table import under
 from offbeat.store.tensors import raw, replace_tensors
+
+
+class Held:
+    """Holds the first Ctrl-C back for the length of a `with` block; `asked` says if there was.
+
+    A second one stops at once. What is written meanwhile is there whole or not at all, so that the
+    run can be resumed.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.getsignal(signal.SIGINT)
+            if self.before is not None:  # or it is none of Python's
+                signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self.before)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]  # a checkpoint: tensors and the rest
 
@@ -63,6 +98,11 @@ class Kept:
         lock = folder.lock()
         try:
             return cls._opened(folder, resume, config, job, lock)
+        except OSError as error:
+            lock.release()
+            raise CheckpointError(
+                f"{error.filename or folder.path} cannot be used: {error.strerror}"
+            ) from error
         except BaseException:
             lock.release()
             raise
@@ -143,7 +183,14 @@ class Kept:
                 tally.see(record)
 
     def finish(self, job: Job, store: Store, tally: Tally, engine: str, worker: int) -> Run:
-        """The result; `worker` is the most bytes that one holds."""
+        """The result; `worker` is the most bytes that one holds. A Ctrl-C waits for it."""
+        with Held() as held:
+            run = self._finished(job, store, tally, engine, worker)
+        if held.asked:
+            raise Interrupted(run)
+        return run
+
+    def _finished(self, job: Job, store: Store, tally: Tally, engine: str, worker: int) -> Run:
         assert store.parameters is not None
         summary = tally.summary(
             str(job.discipline),

@@ -49,11 +49,14 @@ class LogFile:
         self.size = 0  # of the whole log
         self.sum = xxhash.xxh3_128()
         self.renamed = True  # whether files came or went since the log was last on disk
-        if keep:
-            self._cut(keep)
-        else:
-            self._begin_anew()
-        self.file = appended(path)
+        try:
+            if keep:
+                self._cut(keep)
+            else:
+                self._begin_anew()
+            self.file = appended(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
 
     def append(self, lines: bytes) -> None:
         """Write whole lines; either all of them are there afterwards, or none."""

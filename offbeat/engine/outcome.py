@@ -4,10 +4,10 @@ from offbeat.engine.crew import Crew
 from offbeat.engine.orders import Done
 from offbeat.errors import RunError
 from offbeat.job import Job
-from offbeat.kept import Kept
+from offbeat.kept import Held, Kept
 from offbeat.report.split import layout_figures
 from offbeat.report.summary import Tally
-from offbeat.run import Run
+from offbeat.run import Interrupted, Run
 
 
 def check_settled(done: Done, job: Job) -> None:
@@ -22,7 +22,15 @@ def check_settled(done: Done, job: Job) -> None:
 
 
 def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
-    """What the run came to, in its folder too if it has one."""
+    """What the run came to, in its folder too if it has one; a Ctrl-C waits for that."""
+    with Held() as held:
+        run = _written(crew, kept, tally, done)
+    if held.asked:
+        raise Interrupted(run)
+    return run
+
+
+def _written(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     words = done.words.values()
     memory = {"store": sum(done.memory)}
     if len(done.memory) > 1:

@@ -1,5 +1,6 @@
 """Folders that were damaged, mixed up or set as traps: a clear error or a right run, always."""
 
+import json
 import os
 import random
 import shutil
@@ -17,7 +18,7 @@ import offbeat as ob
 from offbeat import logfile
 from offbeat.cli.layout_run import show_run
 from offbeat.report.digest import Digest, digest
-from tests.contract.common import Problem, Stop, StopAfter, problem, run, scratch
+from tests.contract.common import Problem, Stop, StopAfter, check_run, problem, run, scratch
 
 HOW: dict[str, Any] = {"checkpoint_every": 3, "evaluate_every": 10, "epochs": 2}
 SIMULATED = {"cluster": "10ms,13ms,17ms", "origin": {"loop": "train.py"}, **HOW}
@@ -63,9 +64,9 @@ class Folders:
         self.twin = self.what._replace(data=twin)  # the same settings and the same weights
         self.other = problem(samples=26, seed=1)
         self.whole = self._run("finished")
-        self._run("stopped", stop=60)
-        self._run("twin", self.twin, stop=60)
-        self._run("other", self.other, stop=60)
+        self._run("stopped", stop=25)
+        self._run("twin", self.twin, stop=25)
+        self._run("other", self.other, stop=25)
         self.split = self._run("split", how=SPLIT)
         self.started = self._begun(place / "stopped", place / "started")
         self.digests = {name: told(digest(place / name)) for name in ("finished", "split")}
@@ -97,7 +98,7 @@ class Folders:
 
     def report(self, folder: Path, kind: str) -> None:
         found = told(digest(folder))
-        if kind != "stopped" and (folder / "summary.json").exists():
+        if kind != "stopped" and found.finished:  # else the folder says less than it did
             assert found == self.digests[kind]
 
     def replay(self, folder: Path, kind: str) -> None:
@@ -296,3 +297,62 @@ def test_a_folder_with_something_wrong(folders, hundred, capsys):
 def test_many_folders_with_something_wrong(folders, thousand, capsys):
     for seed in range(1000 * thousand, 1000 * thousand + 1000):
         try_one(folders, seed)
+
+
+# ---------------------------------------------------------------- both engines
+
+
+def stopped(engine: str, out: Path) -> tuple[Problem, dict[str, Any]]:
+    what, options = problem(samples=26), {"workers": 2, "checkpoint_every": 2, "epochs": 3}
+    with suppress(Stop):
+        run(engine, what, "asp", out=out, listeners=[StopAfter(40)], **options)
+    return what, options
+
+
+def test_a_log_that_lost_its_end_goes_on_from_the_older_checkpoint(engine, tmp_path):
+    """A page never reached the disk: the newest checkpoint counts on it, the other does not."""
+    what, options = stopped(engine, tmp_path / "run")
+    log = tmp_path / "run" / "log.jsonl"
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    newest = json.loads((tmp_path / "run/checkpoints" / names[-1] / "state.json").read_text())
+    os.truncate(log, newest["session"]["log"] - 100)
+    with pytest.warns(UserWarning, match=rf"shorter.*went back to checkpoint {names[-2]}"):
+        run(engine, what, "asp", out=tmp_path / "run", resume=True, **options)
+    check_run(tmp_path / "run", what, epochs=3)
+
+
+def test_the_log_of_another_run_is_not_gone_on_with(engine, tmp_path):
+    what, options = stopped(engine, tmp_path / "run")
+    stopped(engine, tmp_path / "same")
+    other = problem(samples=26, seed=1)
+    with suppress(Stop):
+        out, stop = tmp_path / "other", [StopAfter(40)]
+        run(engine, other, "asp", out=out, listeners=stop, **options)
+    for name in ("other", "same") if engine == "local" else ("other",):
+        shutil.copy(tmp_path / name / "log.jsonl", tmp_path / "run" / "log.jsonl")
+        with pytest.raises(ob.CheckpointError, match=r"log\.jsonl is of another run"):
+            run(engine, what, "asp", out=tmp_path / "run", resume=True, **options)
+
+
+def test_real_processes_go_on_or_say_why_not(local_only, tmp_path):
+    what, options = stopped(local_only, tmp_path / "stopped")
+
+    class Places:
+        place, outside = tmp_path, tmp_path / "outside"
+
+    Places.outside.mkdir()
+    (Places.outside / "precious").write_text("untouched")
+    went_on = 0
+    for seed in range(14):
+        draw, folder = random.Random(seed), tmp_path / f"run-{seed}"
+        shutil.copytree(tmp_path / "stopped", folder)
+        file = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+        HARMS[seed % len(HARMS)](draw, file, Places)  # type: ignore[arg-type]
+        before = contents(Places.outside)
+        with bounded(), warnings.catch_warnings(), suppress(ob.OffbeatError):
+            warnings.simplefilter("ignore", UserWarning)
+            run(local_only, what, "asp", out=folder, resume=True, **options)
+            check_run(folder, what, epochs=3)
+            went_on += 1
+        assert contents(Places.outside) == before
+    assert 0 < went_on < 14
