@@ -256,7 +256,7 @@ def begin_with(parameters: Parameters, earlier: RunFolder, discipline: Disciplin
 
 def _other_role(earlier: RunFolder, discipline: Discipline) -> str:
     """Why a rule's state means nothing under another discipline; nothing if it does."""
-    text = str(earlier.config()["discipline"])
+    text = str(earlier.config().get("discipline"))
     try:
         before = parse(text)
     except ConfigError:

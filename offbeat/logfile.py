@@ -16,7 +16,7 @@ from offbeat.errors import CheckpointError, RunError
 from offbeat.store.disk import appended, fresh, readable, replace, sync, write_all
 
 PART = 1 << 20  # bytes after which a part is closed and compressed
-LEVEL = 6  # of compression
+LEVEL = 3  # of compression: a tenth larger than the usual 6, in less than half the time
 FORMAT = 1
 TAIL = 1 << 16  # bytes at the end that tell when a log ends
 LONGEST = 1 << 26  # bytes of a line; no honest record is longer

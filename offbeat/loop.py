@@ -69,7 +69,11 @@ class Loop:
 
     def _put(self, ended: float) -> None:
         """Make a contribution of everything up to a step that is over at `ended`."""
-        made = self.worker.contribution(self.sequence, self.timing, self.seed)
+        spent = self.timing  # more digits than these are noise, and half of the log
+        timing = Timing(
+            round(spent.compute, 7), round(spent.wait, 7), round(spent.communication, 7)
+        )
+        made = self.worker.contribution(self.sequence, timing, self.seed)
         self.link.put(made, then_pull=self.cycle.pull_follows)
         self.sequence += 1
         self.timing = Timing()

@@ -47,7 +47,8 @@ class Watch:
         self.since: float | None = None
 
     def __call__(self) -> float:
-        return self.start + (0.0 if self.since is None else time.monotonic() - self.since)
+        passed = 0.0 if self.since is None else time.monotonic() - self.since
+        return round(self.start + passed, 7)  # more digits are noise, and half of the log
 
     def go(self) -> None:
         if self.since is None:
