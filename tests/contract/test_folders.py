@@ -142,9 +142,18 @@ def outcome(got: ob.Run) -> Any:
 
 @pytest.fixture(scope="module")
 def folders() -> Iterator[Folders]:
-    with pytest.MonkeyPatch.context() as patch, scratch() as place:
-        patch.setattr(logfile, "PART", 3000)  # so that logs of a few updates have several parts
-        yield Folders(place)
+    with scratch() as place:
+        with in_parts():
+            made = Folders(place)
+        yield made
+
+
+@contextmanager
+def in_parts() -> Iterator[None]:
+    """Logs of a few updates have several parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logfile, "PART", 3000)
+        yield
 
 
 # ---------------------------------------------------------------- what is done to a folder
@@ -268,7 +277,7 @@ def try_one(folders: Folders, seed: int) -> None:
         if kind == "split" and deed is Folders.start:
             deed = Folders.layout
         before = contents(folders.outside)
-        with bounded(), warnings.catch_warnings():
+        with in_parts(), bounded(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it went back to an older checkpoint
             try:
                 deed(folders, place / "run", kind)
