@@ -9,7 +9,7 @@ The modules in the order in which a gradient meets them:
 - `send`, `codec`: what goes out, and how small
 - `contribution`, `link`: what travels, and over what
 - `store`, `optim`: admit, gather, weigh, apply; checkpoints
-- `log`, `replay`: the ordered record of a run, and running it again
+- `log`, `logfile`, `replay`: the ordered record of a run, its files, and running it again
 - `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
 - `worker`, `loop`: the cycle that ties these together, and its turns in real time
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs

@@ -2,10 +2,8 @@
 
 import json
 import secrets
-import signal
-import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,8 +20,9 @@ from offbeat.log import Begun, Log, Relaid
 from offbeat.logfile import checksum, measure
 from offbeat.report.split import layout_figures
 from offbeat.report.summary import History, Summary, Tally
-from offbeat.run import Interrupted, Run
+from offbeat.run import Run, interrupted
 from offbeat.setup import first_difference
+from offbeat.signals import heard
 from offbeat.store.checkpoint import RunFolder, model_tensors
 from offbeat.store.core import Store
 from offbeat.store.disk import write_json
@@ -33,36 +32,18 @@ from offbeat.store.table import under
 from offbeat.store.tensors import raw, replace_tensors
 
 
-class Held:
-    """Holds the first Ctrl-C back for the length of a `with` block; `asked` says if there was.
+def undisturbed(write: Callable[[], Run]) -> Run:
+    """What `write` returns; the first Ctrl-C or SIGTERM waits for that, and then raises.
 
-    A second one stops at once. What is written meanwhile is there whole or not at all, so that the
+    The next one stops at once. What is written meanwhile is there whole or not at all, so that the
     run can be resumed.
     """
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.before: Any = None
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.getsignal(signal.SIGINT)
-            if self.before is not None:  # or it is none of Python's
-                signal.signal(signal.SIGINT, self._ask)
-        return self
-
-    def _ask(self, number: int, frame: Any) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, self.before)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
+    asked: list[int] = []
+    with heard(asked.append):
+        run = write()
+    if asked:
+        raise interrupted(run, asked[0])
+    return run
 
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]  # a checkpoint: tensors and the rest
@@ -184,11 +165,7 @@ class Kept:
 
     def finish(self, job: Job, store: Store, tally: Tally, engine: str, worker: int) -> Run:
         """The result; `worker` is the most bytes that one holds. A Ctrl-C waits for it."""
-        with Held() as held:
-            run = self._finished(job, store, tally, engine, worker)
-        if held.asked:
-            raise Interrupted(run)
-        return run
+        return undisturbed(lambda: self._finished(job, store, tally, engine, worker))
 
     def _finished(self, job: Job, store: Store, tally: Tally, engine: str, worker: int) -> Run:
         assert store.parameters is not None

@@ -276,7 +276,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "kept": {
         *("discipline", "errors", "job", "log", "logfile", "run", "setup"),
-        *("report.summary", "report.split"),
+        *("report.summary", "report.split", "signals"),
         *("store.checkpoint", "store.core", "store.disk", "store.lock", "store.parameters"),
         *("store.table", "store.tensors"),
     },

@@ -4,10 +4,10 @@ from offbeat.engine.crew import Crew
 from offbeat.engine.orders import Done
 from offbeat.errors import RunError
 from offbeat.job import Job
-from offbeat.kept import Held, Kept
+from offbeat.kept import Kept, undisturbed
 from offbeat.report.split import layout_figures
 from offbeat.report.summary import Tally
-from offbeat.run import Interrupted, Run
+from offbeat.run import Run
 
 
 def check_settled(done: Done, job: Job) -> None:
@@ -23,11 +23,7 @@ def check_settled(done: Done, job: Job) -> None:
 
 def write_run(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
     """What the run came to, in its folder too if it has one; a Ctrl-C waits for that."""
-    with Held() as held:
-        run = _written(crew, kept, tally, done)
-    if held.asked:
-        raise Interrupted(run)
-    return run
+    return undisturbed(lambda: _written(crew, kept, tally, done))
 
 
 def _written(crew: Crew, kept: Kept, tally: Tally, done: Done) -> Run:
