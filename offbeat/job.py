@@ -30,7 +30,13 @@ from offbeat.store.replicas import Replicas
 from offbeat.store.table import BySize, Flat, Placement, parameter_entries, total_bytes
 from offbeat.store.table import place as place_tables
 from offbeat.store.updater import Recipe
+from offbeat.store.weigh import Reads
 from offbeat.worker import GhostWorker, NumberWorker, StreamWorker, Worker
+
+# How numbers are made. A run folder says which of these holds in it, so that old ones are gone on
+# with and replayed as they began.
+BY_BASE = 2  # late gradients are compared with what they were computed on, not with the last pull
+NUMERICS = BY_BASE
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class Job:
     codec: Codec | None = None
     nonfinite: Literal["stop", "skip"] = "stop"
     hash_every: int = 1
+    numerics: int = NUMERICS
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -159,6 +166,9 @@ class Job:
         )
         if isinstance(made, Replicas):
             made.seed = self.seed
+        made.reads = Reads(
+            1 if numbers.cut is None else numbers.cut.layout.under_way, self.numerics >= BY_BASE
+        )
         return made
 
     def make_worker(

@@ -121,7 +121,8 @@ def follow(
     job.content.shared.begin()
     replayer = _Replayer(job, every, place.start_file)
     replayer.make = make
-    replayer.ahead = config.get("overlap", False)
+    if config.get("overlap", False):
+        replayer.overlap()
     return replayer.run(place.log_file)
 
 
@@ -143,6 +144,7 @@ def _job(
         config["batch_size"],
         config["epochs"],
         config["seed"],
+        config.get("numerics", 1),
     )
     return make_job(wanted, options)
 
@@ -170,6 +172,10 @@ class _Replayer:
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
 
+    def overlap(self) -> None:
+        self.ahead = True
+        self.parameters.reads.allow(2)
+
     def run(self, path: Path) -> Replay:
         try:
             for record in read(path):
@@ -188,6 +194,7 @@ class _Replayer:
             key = (record.worker, record.incarnation, record.sequence)
             self.waiting[key] = self._contribute(*key, record.leases)
             self.waiting[key].keep()
+            self.parameters.wait(self.waiting[key])
         elif isinstance(record, Dropped):
             part = record.part
             self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
@@ -245,7 +252,7 @@ class _Replayer:
         worker = self._worker(record.worker)
         self.resting.discard(record.worker)
         self._compute(worker, record.leases)
-        self.parameters.remember(record.worker)
+        self.parameters.remember(record.worker, self.version)
         worker.accept(
             Snapshot(
                 self.version,

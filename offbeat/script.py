@@ -28,7 +28,7 @@ from offbeat.link.base import Over, Refused
 from offbeat.log import Listener
 from offbeat.loop import Loop
 from offbeat.replica.front import Stages
-from offbeat.setup import Essentials, describe, describe_optimizer, make_job
+from offbeat.setup import Essentials, describe, describe_optimizer, make_job, numerics_of
 from offbeat.store.core import Store
 from offbeat.store.table import Placement, fingerprint
 from offbeat.store.updater import Clip, Schedule
@@ -92,6 +92,7 @@ class Wanted:
             self.batch_size,
             self.epochs,
             settings.seed,
+            numerics_of(settings.out, settings.resume),
         )
         kept = ("codec", "shards", "policies", "nonfinite", "hash_every")
         options = {name: getattr(settings, name) for name in kept}

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -17,7 +18,7 @@ from offbeat.codec import Codec
 from offbeat.data import Collate, Reader
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.errors import CheckpointError, ConfigError
-from offbeat.job import Job, Numbers
+from offbeat.job import NUMERICS, Job, Numbers
 from offbeat.layout.cut import Cut
 from offbeat.layout.settle import Around, settle
 from offbeat.layout.tree import batch_size, head, tensors
@@ -26,6 +27,7 @@ from offbeat.replica import objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
 from offbeat.spelling import nearest
+from offbeat.store.checkpoint import RunFolder
 from offbeat.store.table import (
     ByCount,
     BySize,
@@ -74,6 +76,7 @@ class Essentials:
     batch_size: int
     epochs: int
     seed: int = 0
+    numerics: int = NUMERICS
 
 
 def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
@@ -122,6 +125,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         _codec(options.get("codec")),
         options.get("nonfinite", "stop"),
         _hash_every(options.get("hash_every"), model),
+        wanted.numerics,
     )
     job.check()
     return job
@@ -256,6 +260,16 @@ def _codec(value: Codec | str | None) -> Codec | None:
 
 # ---------------------------------------------------------------- the description in a run folder
 
+_BEFORE = {"numerics": 1}  # what holds for folders that do not say
+
+
+def numerics_of(out: str | Path | None, resume: bool) -> int:
+    """How numbers are made: as ever, in a run that goes on."""
+    folder = RunFolder(out) if resume and out is not None else None
+    if folder is None or not folder.config_file.exists():
+        return NUMERICS
+    return int(folder.config().get("numerics", _BEFORE["numerics"]))
+
 
 def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
     """A job as JSON: enough to make it again, given model, data and loss."""
@@ -271,6 +285,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "codec": None if job.codec is None else str(job.codec),
         "nonfinite": job.nonfinite,
         "hash_every": job.hash_every,
+        "numerics": job.numerics,
         "shuffle": numbers.reader.shuffle,
         "shards": count(numbers.placement),
         "optimizer": describe_optimizer(optimizer),
@@ -347,7 +362,7 @@ def optimizer_from(described: Mapping[str, Any] | None) -> OptimizerFactory | No
 def first_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     """Where two descriptions differ first, in words; the model's tensors one by one."""
     for key, value in here.items():
-        other = saved.get(key)
+        other = saved.get(key, _BEFORE.get(key))
         if key == "model" and value != other:
             ours, theirs = list(value), list(other or [])
             for index in range(max(len(ours), len(theirs))):

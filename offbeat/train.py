@@ -29,7 +29,7 @@ from offbeat.replica.objective import Loss
 from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.session import Session, fixed_arithmetic
-from offbeat.setup import Essentials, Options, describe, make_job, try_step
+from offbeat.setup import Essentials, Options, describe, make_job, numerics_of, try_step
 from offbeat.store.checkpoint import RunFolder
 from offbeat.task import OptimizerFactory
 from offbeat.watch import Watch
@@ -98,8 +98,9 @@ def train(
     origin, verified = options.pop("origin", {}), options.pop("verify", False)
     start = options.pop("start", None)
     wanted = Essentials(
-        model, data, loss, discipline, optimizer, len(simulated), batch_size, epochs, seed
-    )
+        model, data, loss, discipline, optimizer, len(simulated), batch_size, epochs, seed,
+        numerics_of(out, resume),
+    )  # fmt: skip
     if resume and out is None:
         raise ConfigError("resume=True needs out=, the folder of the run to go on with")
     for name, value in (("evaluate_every", every), ("checkpoint_every", checkpoint_every)):

@@ -124,6 +124,7 @@ LAYERS: dict[str, set[str]] = {
         *("replica.split", "replica.open", "replica.turns"),
         *("layout.cut", "link.mesh"),
         *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
+        "store.weigh",
     },
     "pace": {"errors", "spelling"},
     "layout": set(),
@@ -207,7 +208,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.hand": {
         *("contribution", "log", "link.memory", "link.messages"),
-        *("store.checkpoint", "store.parameters"),
+        *("store.checkpoint", "store.parameters", "store.weigh"),
     },
     "engine.spread": {
         *("choices", "contribution", "job", "link.memory", "link.messages", "engine"),
@@ -314,7 +315,8 @@ LAYERS: dict[str, set[str]] = {
     "run": {"report"},
     "setup": {
         *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
-        *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
+        *("replica", "send", "job", "store.table", "store.checkpoint", "store.updater", "layout"),
+        "trial",
     },
     "trial": {"errors", "data", "replica.objective", "engine.process"},
     "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint"},

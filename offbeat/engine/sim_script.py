@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, replace, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -375,4 +375,5 @@ def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     with Stage(script, config["workers"], asked) as stage:
         torch.set_num_threads(config.get("threads", 1))  # as many as each worker had
         _, job = stage.open()
-        return follow(folder, job, stage.described, every)
+        numerics = {"numerics": config.get("numerics", 1)}
+        return follow(folder, replace(job, **numerics), stage.described | numerics, every)
