@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace, replace
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Self
 
