@@ -36,7 +36,8 @@ from offbeat.worker import GhostWorker, NumberWorker, StreamWorker, Worker
 # How numbers are made. A run folder says which of these holds in it, so that old ones are gone on
 # with and replayed as they began.
 BY_BASE = 2  # late gradients are compared with what they were computed on, not with the last pull
-NUMERICS = BY_BASE
+HALVES = 3  # it does not matter to the last bit where a tensor of bfloat16 or float16 lies
+NUMERICS = HALVES
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,8 @@ class Job:
         made.reads = Reads(
             1 if numbers.cut is None else numbers.cut.layout.under_way, self.numerics >= BY_BASE
         )
+        if self.numerics < HALVES:
+            made.as_before()
         return made
 
     def make_worker(

@@ -17,6 +17,8 @@ from offbeat.store.table import (
     Placement,
     buffer_entries,
     check_tensors,
+    combine,
+    combine_as_is,
     fill,
     named,
     parameter_entries,
@@ -84,6 +86,7 @@ class Parameters:
         self.weigher = Weigher(weigh, self.flats)
         self.reads = Reads()
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
+        self.add_up = combine
         self._sums: list[Flat] = []  # made when first needed: as large as the model
 
     @torch.no_grad()
@@ -180,12 +183,18 @@ class Parameters:
         worker = one.part.worker
         return self.weigher.correct(worker, self.reads.compared(worker, one.part.base), payload)
 
+    def as_before(self) -> None:
+        """Work on numbers of few bits as on one vector, as logs of old have it."""
+        self.add_up = combine_as_is
+        for updater in self.updaters:
+            updater.join_all()
+
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
         payloads = [self._weighed(one) for one in live]
         if not self._sums:
             self._sums = [Flat(flat.table) for flat in self.flats]
         for shard, total in enumerate(self._sums):
-            total.combine([payload[shard] for payload in payloads], shares)
+            total.combine([payload[shard] for payload in payloads], shares, self.add_up)
         return self._sums
 
     def _average_updaters(self, live: Sequence[Contribution]) -> None:

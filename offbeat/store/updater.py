@@ -129,7 +129,7 @@ class Updater:
         # them, and a worker that joins late moves its schedule on first, and means to.
         vars(self.rule)["_opt_called"] = True
         self._joint = None if flat is None else Joint.of(self.rule, flat, self.tensors)
-        self._plain = _is_plain(self.rule)
+        self._flat, self._plain = flat, _is_plain(self.rule)
         self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
@@ -151,6 +151,12 @@ class Updater:
             joint.leave()
         else:
             self.step(gradient.views, rate)
+
+    def join_all(self) -> None:
+        """Show tensors of few bits as one vector too, as logs of old have it."""
+        if self._flat is not None:
+            dtypes = [span.dtype for span in self._flat.table.spans]
+            self._joint = Joint.of(self.rule, self._flat, self.tensors, dtypes)
 
     def separate(self) -> None:
         """From now on every tensor has a state of its own."""
