@@ -2,7 +2,7 @@
 
 import copy
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -117,6 +117,27 @@ def test_a_split_replica_replays(local_only, layout, dtype, tmp_path):
         out=tmp_path / "run",
     )  # fmt: skip
     check_run(tmp_path / "run", what)
+
+
+class Shared(nn.Module):
+    layout_shards: ClassVar = {"up": "gathered"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 22), nn.Linear(22, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.down(torch.tanh(self.up(x)))
+        return result
+
+
+def test_parts_of_a_tensor_replay_or_are_refused(local_only, tmp_path):
+    what = halves(torch.bfloat16)._replace(model=Shared().bfloat16())
+    how: dict[str, Any] = {"workers": 2, "layout": "tp=2", "optimizer": RULES["momentum"]}
+    run(local_only, what, "asp", out=tmp_path / "run", **how)
+    check_run(tmp_path / "run", what)
+    with pytest.raises(ob.ConfigError, match=r"'up.weight' has fewer than 32 bits"):
+        run(local_only, what, "local:2", **how)
 
 
 def test_a_run_of_old_replays_as_it_began(sim_only, tmp_path, monkeypatch):
