@@ -20,6 +20,7 @@ The modules in the order in which a gradient meets them:
 - `watch`: the live page of a run
 - `report`, `cli`, `demo`, `doctor`: what a run cost, and the command line
 - `errors`, `spelling`: mistakes, told with their remedy
+- `chance`: the generators that anybody's code may draw from
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
 

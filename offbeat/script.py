@@ -1,6 +1,5 @@
 """What a script with a loop of its own and the engine that runs it say to each other."""
 
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +11,10 @@ from time import perf_counter
 from types import CodeType, ModuleType
 from typing import Any, Literal, Protocol
 
-import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from offbeat.chance import seed_all
 from offbeat.codec import Codec
 from offbeat.data import Collate, mix
 from offbeat.discipline import Discipline, as_discipline
@@ -211,10 +209,7 @@ class Script:
 
 def reseed(seed: int, lease: Lease) -> None:
     """Whatever a script draws while it computes `lease` depends on nothing else."""
-    value = mix(seed, 2, lease.epoch, lease.start)
-    torch.default_generator.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value & 0xFFFFFFFF)
+    seed_all(mix(seed, 2, lease.epoch, lease.start))
 
 
 # ---------------------------------------------------------------- a worker over a script's model

@@ -43,7 +43,7 @@ class TrainOptions(Options, total=False):
     emulate: Sequence[float | str] | str | None  # least time of each worker's step: "20ms,80ms"
     overlap: bool  # compute on while the last gradient is under way; local engine only
     patience: float  # seconds after which a silent worker counts as lost; local engine only
-    prefetch: bool | None  # read ahead in a thread; None where it pays; local engine only
+    prefetch: bool | None  # read ahead in a thread: the dataset never draws; local engine only
     threads: int | None  # of each worker; None shares the cores; local engine only
     via: str  # "store", or "allreduce": workers add up among themselves; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with

@@ -35,6 +35,7 @@ DOWNSTREAM = ("engine", "link", "replay", "train", "join", "report", "cli", "")
 # Every module is covered; one that shows or starts runs (cli, demo, studies) may use them all.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "chance": set(),
     "spelling": {"errors"},
     "task": {"errors"},
     "recipes": {"errors", "spelling", "task"},
@@ -44,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "optim": {"errors", "spelling"},
     "board": {"errors", "choices", "discipline"},
     "lease": {"errors"},
-    "data": {"errors", "lease"},
+    "data": {"chance", "errors", "lease"},
     "log": {"errors", "lease"},
     "store": set(),
     "store.table": {"errors"},
@@ -65,12 +66,14 @@ LAYERS: dict[str, set[str]] = {
     "replica.passes": {"layout.tree", "replica.scale"},
     "replica.tensor": {"layout.shards", "link.peers"},
     "replica.part": {
+        "chance",
         *("lease", "data", "link.mesh", "link.peers"),
         *("replica.objective", "replica.passes", "replica.scale", "replica.tensor"),
         *("layout.cut", "layout.schedule", "layout.stages", "layout.tree"),
     },
     "replica.flow": {"lease", "store.table", "replica.part", "replica.passes"},
     "replica.turns": {
+        "chance",
         *("errors", "lease", "link.mesh", "link.peers", "replica.part", "replica.tensor"),
         *("layout.cut", "layout.shards", "layout.stages", "layout.tree"),
     },
@@ -83,6 +86,7 @@ LAYERS: dict[str, set[str]] = {
         *("replica.part", "replica.passes", "replica.split"),
     },
     "replica.front": {
+        "chance",
         *("errors", "lease", "layout.tree"),
         *("replica.open", "replica.part", "replica.passes"),
     },
@@ -131,7 +135,7 @@ LAYERS: dict[str, set[str]] = {
     "layout.value": {"errors", "spelling"},
     "layout.tree": {"errors"},
     "layout.blocks": {"errors", "spelling"},
-    "layout.stages": {"errors", "layout.blocks", "layout.tree"},
+    "layout.stages": {"chance", "errors", "layout.blocks", "layout.tree"},
     "layout.shards": {"errors", "spelling"},
     "layout.cut": {"layout.blocks", "layout.shards", "layout.stages", "layout.value"},
     "layout.settle": {"errors", "choices", "discipline", "layout"},
@@ -163,8 +167,8 @@ LAYERS: dict[str, set[str]] = {
     "link.mesh": {"errors"},
     "link.posts": {"board", "link.mesh"},
     "link.cores": {"board"},
-    "link.peers": {"link.mesh"},
-    "prefetch": {"lease", "data"},
+    "link.peers": {"chance", "link.mesh"},
+    "prefetch": {"chance", "data", "errors", "lease"},
     "loop": {"errors", "lease", "contribution", "worker", "link.base"},
     "engine": set(),
     "engine.process": {"errors"},
@@ -221,7 +225,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.steward": {"log", "link.memory", "store", "engine"},
     "engine.local_plan": {
-        *("errors", "choices", "job", "link.memory", "store.table", "engine.via"),
+        *("errors", "choices", "job", "link.memory", "prefetch", "store.table", "engine.via"),
     },
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
@@ -246,6 +250,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "link.direct": {"errors", "lease", "contribution", "link.base", "store.core"},
     "script": {
+        "chance",
         *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
         *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
         *("layout.value", "replica.front"),
@@ -259,6 +264,7 @@ LAYERS: dict[str, set[str]] = {
         *("link", "report.summary", "store.table"),
     },
     "engine.sim_script": {
+        "chance",
         *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
         *("session", "setup", "replay", "script", "kept", "report.summary"),
         *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state"),
@@ -319,7 +325,7 @@ LAYERS: dict[str, set[str]] = {
         "trial",
     },
     "trial": {"errors", "data", "replica.objective", "engine.process"},
-    "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint"},
+    "session": {"chance", "job", "log", "replica.evaluate", "store.core", "store.checkpoint"},
     "replay": {
         *("choices", "send"),
         *("errors", "task", "lease", "log", "contribution", "worker", "job", "setup", "session"),

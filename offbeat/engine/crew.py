@@ -75,9 +75,10 @@ class Crew:
         if cut is not None and self.split:
             self.reads_ahead = False  # each process of a replica reads for itself
             prepare(cut)
+        if job.content.accumulate > 1:
+            self.reads_ahead = False  # a step reads its batch in parts
         if self.reads_ahead is None:
-            whole = job.content.accumulate == 1
-            self.reads_ahead = whole and worth_it(job.content.reader, job.batch_size)
+            self.reads_ahead = worth_it(job.content.reader)
         self.shared = Shared(memory_plan(job, local), memory)
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.chance import undisturbed
 from offbeat.errors import ConfigError
 from offbeat.layout.blocks import ANNOTATION, Block, Tie
 from offbeat.layout.tree import mapped, tensors
@@ -111,7 +112,7 @@ def check_same(model: nn.Module, blocks: Sequence[Block], sample: Any) -> None:
     try:
         # Without dropout and without statistics that move, both are functions of the sample.
         model.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), undisturbed():
             # Copies, for blocks that write in place.
             wanted = list(tensors(model(mapped(Tensor.clone, sample))))
             value = mapped(Tensor.clone, sample)
