@@ -133,6 +133,10 @@ class Seat(Protocol):
     def version(self) -> int:
         """The version that its model holds."""
 
+    @property
+    def epochs(self) -> int:
+        """Epochs that were done by then."""
+
     def next(self) -> Lease | None:
         """The first samples; None when there are none for it."""
 
@@ -256,6 +260,10 @@ class LoopSeat:
     @property
     def version(self) -> int:
         return self.worker.base
+
+    @property
+    def epochs(self) -> int:
+        return self.worker.epochs
 
     @property
     def stages(self) -> Stages:

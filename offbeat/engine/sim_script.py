@@ -145,6 +145,10 @@ class Player:
     def version(self) -> int:
         return 0 if self.worker is None else self.worker.base
 
+    @property
+    def epochs(self) -> int:
+        return 0 if self.worker is None else self.worker.epochs
+
 
 class ScriptWorker(NumberWorker):
     """A worker of which a script computes the gradients, one lease at a turn."""

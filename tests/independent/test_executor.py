@@ -27,7 +27,10 @@ from tests.independent.executor import (
 )
 
 # A worker that comes late moves its schedule on before its first step, and means to.
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step"),
+    pytest.mark.filterwarnings("ignore:the schedule has 5 steps"),
+]
 
 CLOSE = 1e-12  # relative to the largest parameter; rounding leaves some 1e-16
 RUNS = 500  # in the suite; the soak has many more
@@ -123,6 +126,7 @@ SCHEDULES = [
     (partial(lr_scheduler.StepLR, step_size=1, gamma=0.5), "epoch"),
     (partial(lr_scheduler.ExponentialLR, gamma=0.97), "version"),
     (partial(lr_scheduler.CosineAnnealingLR, T_max=9), "version"),
+    (partial(lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=5, cycle_momentum=False), "version"),
 ]
 CLIPS = [None, ob.Clip(norm=0.4), ob.Clip(value=0.1), ob.Clip(norm=0.5, value=0.2)]
 
@@ -172,6 +176,7 @@ class Drawn:
         if self.way.state == "average" and self.rule not in ("sgd", "momentum", "nesterov"):
             self.rule = "momentum"  # a mean of counts of steps is kept in float32 by PyTorch
         schedule, clip = draw.choice(SCHEDULES), draw.choice(CLIPS)
+        self.cycle = schedule is SCHEDULES[-1]
         self.what = problem(lambda: net(draw, deep), samples=draw.choice([24, 30, 37]), seed=seed)
         self.options: dict[str, Any] = {
             "discipline": self.discipline,
@@ -195,7 +200,10 @@ class Drawn:
 
     def executed(self, folder: Path) -> torch.Tensor:
         model = copy.deepcopy(self.what.model)
-        return Executor(folder, model, self.what.data, self.what.loss, self.way).run(self.yours)
+        # A cycle is over after four moves, and its last rate holds.
+        last = 4 if self.cycle else None
+        executor = Executor(folder, model, self.what.data, self.what.loss, self.way)
+        return executor.run(self.yours, last)
 
 
 def check(seed: int, names: list[str] | None = None) -> None:
