@@ -2,7 +2,7 @@
 
 The modules in the order in which a gradient meets them:
 
-- `task`, `setup`, `trial`, `job`: what is trained, checked, tried and put together
+- `task`, `setup`, `length`, `trial`, `job`: what is trained, checked, tried and put together
 - `lease`, `data`, `prefetch`: which samples a worker gets, and the batches made of them
 - `replica`: batch to gradient
 - `layout`: how a replica may be split over processes, and what that would cost
@@ -73,8 +73,9 @@ from offbeat.replay import Replay, replay
 from offbeat.replica.objective import BatchLoss
 from offbeat.report.summary import History, Summary
 from offbeat.run import Interrupted, Run
+from offbeat.store.schedule import Schedule
 from offbeat.store.table import ByCount, BySize, ByWeight
-from offbeat.store.updater import Clip, Schedule
+from offbeat.store.updater import Clip
 from offbeat.task import Task
 from offbeat.track.callback import Callback
 from offbeat.train import train

@@ -25,8 +25,9 @@ from offbeat.replica.front import Front
 from offbeat.run import Run
 from offbeat.script import Host, Seat, Settings, Wanted, host
 from offbeat.spelling import nearest
+from offbeat.store.schedule import Schedule, Shown
 from offbeat.store.table import Placement
-from offbeat.store.updater import Clip, Schedule, Shown
+from offbeat.store.updater import Clip
 from offbeat.task import OptimizerFactory
 
 Module = TypeVar("Module", bound=nn.Module)

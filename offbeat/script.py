@@ -28,8 +28,9 @@ from offbeat.loop import Loop
 from offbeat.replica.front import Stages
 from offbeat.setup import Essentials, describe, describe_optimizer, make_job, numerics_of
 from offbeat.store.core import Store
+from offbeat.store.schedule import Schedule
 from offbeat.store.table import Placement, fingerprint
-from offbeat.store.updater import Clip, Schedule
+from offbeat.store.updater import Clip
 from offbeat.task import OptimizerFactory
 from offbeat.worker import NumberWorker
 

@@ -1,7 +1,6 @@
 """From what a user passes to a checked job, and to its description in a run folder."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from torch.utils.data import Dataset
 
 from offbeat import codec as codecs
 from offbeat import optim
-from offbeat.choices import Accumulated, All, Change, Elastic, InPlace, at_least
+from offbeat.choices import InPlace, at_least
 from offbeat.codec import Codec
 from offbeat.data import Collate, Reader
 from offbeat.discipline import Discipline, as_discipline
@@ -24,11 +23,13 @@ from offbeat.layout.cut import Cut
 from offbeat.layout.settle import Around, settle
 from offbeat.layout.tree import batch_size, head, tensors
 from offbeat.layout.value import Layout
+from offbeat.length import check_length
 from offbeat.replica import objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
 from offbeat.spelling import nearest
 from offbeat.store.checkpoint import RunFolder
+from offbeat.store.schedule import Schedule
 from offbeat.store.table import (
     ByCount,
     BySize,
@@ -39,7 +40,7 @@ from offbeat.store.table import (
     fingerprint,
     total_bytes,
 )
-from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
+from offbeat.store.updater import Clip, Group, Recipe, groups_of, rule_factory
 from offbeat.task import OptimizerFactory
 from offbeat.trial import try_batch
 
@@ -129,7 +130,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         wanted.numerics,
     )
     job.check()
-    _check_length(job)
+    check_length(job)
     return job
 
 
@@ -240,38 +241,6 @@ def _rules(
         return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
     store = Recipe(rule_factory(discipline, None), plain)
     return store, Recipe(optimizer, groups, **mine)
-
-
-def _check_length(job: Job) -> None:
-    """Say before the run if a schedule of fixed length will not last, or will not be over."""
-    assert isinstance(job.content, Numbers)
-    recipe = _users_rule(job.content)
-    if recipe.schedule is None:
-        return
-    own = dict(job.content.model.named_parameters())
-    groups = [{**told, "params": [own[name] for name in names]} for names, told in recipe.groups]
-    rule = recipe.factory(groups)
-    length = getattr(recipe.schedule.factory(rule), "total_steps", None)
-    per = recipe.schedule.per
-    expected = job.epochs if per == "epoch" else _versions(job)
-    if isinstance(length, int) and not expected <= length <= expected * 5 / 4 + job.workers:
-        about = expected if per == "epoch" else f"about {expected}"
-        what = "its last rate holds from there on" if length < expected else "it will not be over"
-        warnings.warn(
-            f"the schedule has {length} steps and this run {about} {per}s, so {what}: pass "
-            f"total_steps={expected} to last as long as the run",
-            stacklevel=2,
-        )
-
-
-def _versions(job: Job) -> int:
-    """About how many updates a run makes, if nobody is lost."""
-    filled = job.discipline.for_workers(job.workers)
-    send, gather = filled.send, filled.gather
-    together = job.workers - gather.backup if isinstance(gather, All) else gather.k
-    steps = send.every if isinstance(send, Change | Elastic) else 1
-    steps = send.push if isinstance(send, Accumulated) else steps
-    return -(-job.epochs * -(-job.samples // job.batch_size) // (together * steps))
 
 
 def _hash_every(value: int | None, model: nn.Module) -> int:

@@ -91,7 +91,9 @@ LAYERS: dict[str, set[str]] = {
         *("replica.open", "replica.part", "replica.passes"),
     },
     "store.joint": {"optim", "store.table"},
+    "store.schedule": {"errors"},
     "store.updater": {
+        "store.schedule",
         *("errors", "choices", "discipline", "optim", "task", "store.table", "store.joint"),
     },
     "store.weigh": {"choices", "store.table"},
@@ -250,6 +252,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "link.direct": {"errors", "lease", "contribution", "link.base", "store.core"},
     "script": {
+        "store.schedule",
         "chance",
         *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
         *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
@@ -271,6 +274,7 @@ LAYERS: dict[str, set[str]] = {
         "replica.front",
     },
     "join": {
+        "store.schedule",
         *("errors", "spelling", "discipline", "codec", "data", "lease", "log", "task", "run"),
         *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
     },
@@ -319,7 +323,10 @@ LAYERS: dict[str, set[str]] = {
         *("report.page_tables", "report.verdict"),
     },
     "run": {"report"},
+    "length": {"choices", "job"},
     "setup": {
+        "store.schedule",
+        "length",
         *("errors", "spelling", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.checkpoint", "store.updater", "layout"),
         "trial",

@@ -16,7 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
 import offbeat as ob
-from tests.contract.common import problem, scratch
+from tests.contract.common import Problem, problem, scratch
 from tests.independent.executor import (
     BlockMomentum,
     DelayedNesterov,
@@ -198,6 +198,10 @@ class Drawn:
     def __str__(self) -> str:
         return f"{self.discipline} {self.rule} {self.options}"
 
+    def untouched(self) -> Problem:
+        """What is trained, as a copy: the model is needed as it was at first."""
+        return self.what._replace(model=copy.deepcopy(self.what.model))
+
     def executed(self, folder: Path) -> torch.Tensor:
         model = copy.deepcopy(self.what.model)
         # A cycle is over after four moves, and its last rate holds.
@@ -209,7 +213,9 @@ class Drawn:
 def check(seed: int, names: list[str] | None = None) -> None:
     drawn = Drawn(seed, names)
     with scratch() as folder:
-        run = ob.train(*drawn.what, cluster=drawn.cluster, out=folder / "run", **drawn.options)
+        run = ob.train(
+            *drawn.untouched(), cluster=drawn.cluster, out=folder / "run", **drawn.options
+        )
         assert gap(run.model, drawn.executed(folder / "run")) < CLOSE, str(drawn)
 
 
@@ -253,7 +259,7 @@ def check_real(seed: int, name: str, how: dict[str, Any]) -> None:
     if "layout" in how:
         options["shards"] = 1
     with scratch() as folder:
-        run = ob.train(*drawn.what, workers=drawn.workers, out=folder / "run", **options)
+        run = ob.train(*drawn.untouched(), workers=drawn.workers, out=folder / "run", **options)
         assert gap(run.model, drawn.executed(folder / "run")) < CLOSE, str(drawn)
 
 
@@ -266,7 +272,7 @@ def test_many_real_processes(name: str, how: dict[str, Any], seed: int) -> None:
 
 def test_one_wrong_number_in_a_log_is_found(tmp_path: Path) -> None:
     drawn = Drawn(1, ["asp"])
-    run = ob.train(*drawn.what, cluster=drawn.cluster, out=tmp_path / "run", **drawn.options)
+    run = ob.train(*drawn.untouched(), cluster=drawn.cluster, out=tmp_path / "run", **drawn.options)
     file = tmp_path / "run" / "log.jsonl"
     lines = file.read_text().splitlines()
     assert gap(run.model, drawn.executed(tmp_path / "run")) < CLOSE

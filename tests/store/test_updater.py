@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import (
 import offbeat as ob
 from offbeat.errors import ConfigError
 from offbeat.optim import BlockMomentum, DelayedNesterov, RMSMomentum
-from offbeat.store.updater import Clip, Recipe, Schedule, Updater, groups_of, rule_factory
+from offbeat.store.schedule import Schedule
+from offbeat.store.updater import Clip, Recipe, Updater, groups_of, rule_factory
 
 Factory = Callable[..., torch.optim.Optimizer]
 RULES: dict[str, Factory] = {
