@@ -2,7 +2,7 @@
 
 The modules in the order in which a gradient meets them:
 
-- `task`, `setup`, `trial`, `job`: what is trained, checked, tried and put together
+- `task`, `setup`, `length`, `trial`, `job`: what is trained, checked, tried and put together
 - `lease`, `data`, `prefetch`: which samples a worker gets, and the batches made of them
 - `replica`: batch to gradient
 - `layout`: how a replica may be split over processes, and what that would cost
@@ -21,6 +21,7 @@ The modules in the order in which a gradient meets them:
 - `report`, `cli`, `demo`, `doctor`: what a run cost, and the command line
 - `limits`: what the machine and its control groups allow
 - `errors`, `given`, `spelling`: mistakes, told with their remedy
+- `chance`: the generators that anybody's code may draw from
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
 """
 
@@ -73,8 +74,9 @@ from offbeat.replay import Replay, replay
 from offbeat.replica.objective import BatchLoss
 from offbeat.report.summary import History, Summary
 from offbeat.run import Interrupted, Run
+from offbeat.store.schedule import Schedule
 from offbeat.store.table import ByCount, BySize, ByWeight
-from offbeat.store.updater import Clip, Schedule
+from offbeat.store.updater import Clip
 from offbeat.task import Metric, Task
 from offbeat.track.callback import Callback
 from offbeat.train import train

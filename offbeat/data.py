@@ -1,15 +1,14 @@
 """How a lease becomes a batch: the same one whichever worker reads it, and whenever."""
 
-import random
 from collections.abc import Callable
 from functools import lru_cache, reduce
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from offbeat.chance import seed_all
 from offbeat.errors import ConfigError
 from offbeat.lease import Lease
 
@@ -86,7 +85,4 @@ class Reader:
         """Give whatever is random in reading and computing this lease its own random numbers."""
         # As mix(seed, 2, epoch, start).
         seed = _mixed_in(_begun(self.seed, 2, lease.epoch), lease.start) >> 1
-        torch.default_generator.manual_seed(seed)
-        if not isinstance(self.dataset, TensorDataset) or self.collate is not None:
-            random.seed(seed)
-            np.random.seed(seed & 0xFFFFFFFF)
+        seed_all(seed)

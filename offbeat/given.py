@@ -8,7 +8,8 @@ from offbeat.choices import at_least, yes_or_no
 from offbeat.codec import Codec
 from offbeat.errors import ConfigError
 from offbeat.spelling import nearest
-from offbeat.store.updater import Clip, Schedule
+from offbeat.store.schedule import Schedule
+from offbeat.store.updater import Clip
 
 # Where an option of a script belongs that `join` does not take.
 ELSEWHERE = {

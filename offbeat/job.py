@@ -30,7 +30,14 @@ from offbeat.store.replicas import Replicas
 from offbeat.store.table import BySize, Flat, Placement, parameter_entries, total_bytes
 from offbeat.store.table import place as place_tables
 from offbeat.store.updater import Recipe
+from offbeat.store.weigh import Reads
 from offbeat.worker import GhostWorker, NumberWorker, StreamWorker, Worker
+
+# How numbers are made. A run folder says which of these holds in it, so that old ones are gone on
+# with and replayed as they began.
+BY_BASE = 2  # late gradients are compared with what they were computed on, not with the last pull
+HALVES = 3  # it does not matter to the last bit where a tensor of bfloat16 or float16 lies
+NUMERICS = HALVES
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Job:
     nonfinite: Literal["stop", "skip"] = "stop"
     hash_every: int = 1
     drop_last: bool = False  # whether an epoch ends with its last whole batch
+    numerics: int = NUMERICS
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -173,6 +181,11 @@ class Job:
         )
         if isinstance(made, Replicas):
             made.seed = self.seed
+        made.reads = Reads(
+            1 if numbers.cut is None else numbers.cut.layout.under_way, self.numerics >= BY_BASE
+        )
+        if self.numerics < HALVES:
+            made.as_before()
         return made
 
     def make_worker(

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack
@@ -24,8 +25,9 @@ from offbeat.log import Listener
 from offbeat.replica.front import Front
 from offbeat.run import Run
 from offbeat.script import Host, Seat, Settings, Wanted, host
+from offbeat.store.schedule import Schedule, Shown
 from offbeat.store.table import Placement
-from offbeat.store.updater import Clip, Schedule
+from offbeat.store.updater import Clip
 from offbeat.task import OptimizerFactory
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -351,6 +353,7 @@ class Optimizer:
     ):
         self._member = member
         self.factory, self.schedule, self.clip, self.groups = factory, schedule, clip, groups
+        self._shown: Shown | None = None
 
     def step(self, closure: None = None) -> None:
         """Hand over the gradient of this batch; afterwards the model holds what was pulled."""
@@ -365,14 +368,17 @@ class Optimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Parameters and settings as they were at the start, to be read."""
-        model = self._member._model
+        """Parameters and settings, to be read; rates are those of the version the model holds."""
+        model, seat = self._member._model, self._member._seat
         if model is None or self.factory is None:
             return []
-        chosen: Any = self.groups(model) if self.groups else None
-        if chosen is None:
-            chosen = [p for p in model.parameters() if p.requires_grad]
-        return [Fixed(group) for group in self.factory(chosen).param_groups]
+        if self._shown is None:
+            chosen: Any = self.groups(model) if self.groups else None
+            if chosen is None:
+                chosen = [p for p in model.parameters() if p.requires_grad]
+            self._shown = Shown(partial(self.factory, chosen), self.schedule)
+        at = (0, 0) if seat is None else (seat.version, seat.epochs)
+        return [Fixed(group) for group in self._shown.groups(*at)]
 
 
 class Fixed(dict[str, Any]):

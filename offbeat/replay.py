@@ -118,6 +118,7 @@ class Recorded(msgspec.Struct):
     threads: Threads = 1
     overlap: bool = False
     drop_last: bool = False
+    numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 def settings_of(place: RunFolder) -> Recorded:
@@ -178,7 +179,8 @@ def follow(
     start = place.start_file
     replayer = _Replayer(job, every, place.checked(start) if start.exists() else start)
     replayer.make = make
-    replayer.ahead = config.get("overlap") is True
+    if config.get("overlap") is True:
+        replayer.overlap()
     found = replayer.run(place)
     if found.identical:
         place.check_end()
@@ -203,6 +205,7 @@ def _job(
         config.batch_size,
         config.epochs,
         config.seed,
+        config.numerics,
     )
     return make_job(wanted, options)
 
@@ -233,6 +236,10 @@ class _Replayer:
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
 
+    def overlap(self) -> None:
+        self.ahead = True
+        self.parameters.reads.allow(2)
+
     def run(self, place: RunFolder) -> Replay:
         try:
             for record in place.records():
@@ -251,6 +258,7 @@ class _Replayer:
             key = (record.worker, record.incarnation, record.sequence)
             self.waiting[key] = self._contribute(*key, record.leases)
             self.waiting[key].keep()
+            self.parameters.wait(self.waiting[key])
         elif isinstance(record, Dropped):
             part = record.part
             self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
@@ -316,7 +324,7 @@ class _Replayer:
         worker = self._worker(record.worker)
         self.resting.discard(record.worker)
         self._compute(worker, record.leases)
-        self.parameters.remember(record.worker)
+        self.parameters.remember(record.worker, self.version)
         worker.accept(
             Snapshot(
                 self.version,

@@ -1,6 +1,5 @@
 """What a script with a loop of its own and the engine that runs it say to each other."""
 
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +11,10 @@ from time import perf_counter
 from types import CodeType, ModuleType
 from typing import Any, Literal, Protocol
 
-import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from offbeat.chance import seed_all
 from offbeat.codec import Codec
 from offbeat.data import Collate, mix
 from offbeat.discipline import Discipline, as_discipline
@@ -28,10 +26,11 @@ from offbeat.link.base import Over, Refused
 from offbeat.log import Listener
 from offbeat.loop import Loop
 from offbeat.replica.front import Stages
-from offbeat.setup import Essentials, describe, describe_optimizer, make_job
+from offbeat.setup import Essentials, describe, describe_optimizer, make_job, numerics_of
 from offbeat.store.core import Store
+from offbeat.store.schedule import Schedule
 from offbeat.store.table import Placement, fingerprint
-from offbeat.store.updater import Clip, Schedule
+from offbeat.store.updater import Clip
 from offbeat.task import OptimizerFactory
 from offbeat.worker import NumberWorker
 
@@ -93,6 +92,7 @@ class Wanted:
             self.batch_size,
             self.epochs,
             settings.seed,
+            numerics_of(settings.out, settings.resume),
         )
         kept = ("codec", "shards", "policies", "nonfinite", "hash_every")
         options = {name: getattr(settings, name) for name in kept}
@@ -135,6 +135,10 @@ class Seat(Protocol):
     @property
     def version(self) -> int:
         """The version that its model holds."""
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were done by then."""
 
     def next(self) -> Lease | None:
         """The first samples; None when there are none for it."""
@@ -212,10 +216,7 @@ class Script:
 
 def reseed(seed: int, lease: Lease) -> None:
     """Whatever a script draws while it computes `lease` depends on nothing else."""
-    value = mix(seed, 2, lease.epoch, lease.start)
-    torch.default_generator.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value & 0xFFFFFFFF)
+    seed_all(mix(seed, 2, lease.epoch, lease.start))
 
 
 # ---------------------------------------------------------------- a worker over a script's model
@@ -262,6 +263,10 @@ class LoopSeat:
     @property
     def version(self) -> int:
         return self.worker.base
+
+    @property
+    def epochs(self) -> int:
+        return self.worker.epochs
 
     @property
     def stages(self) -> Stages:

@@ -1,14 +1,13 @@
 """What happens around an engine's steps: tests, checkpoints, a clean stop, fixed arithmetic."""
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from offbeat.chance import undisturbed
 from offbeat.job import Job
 from offbeat.log import Evaluated
 from offbeat.replica.evaluate import Evaluator
@@ -94,13 +93,10 @@ class Session:
 @contextmanager
 def fixed_arithmetic(threads: int = 1) -> Iterator[None]:
     """A fixed number of threads and private random numbers: a run depends on its seed alone."""
-    before, torch_state = torch.get_num_threads(), torch.get_rng_state()
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        yield
+        with undisturbed():
+            yield
     finally:
         torch.set_num_threads(before)
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)

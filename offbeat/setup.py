@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -18,14 +19,17 @@ from offbeat.data import Collate, Reader
 from offbeat.discipline import Discipline, as_discipline
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.given import check_kinds, check_names
-from offbeat.job import Job, Numbers
+from offbeat.job import NUMERICS, Job, Numbers
 from offbeat.layout.cut import Cut
 from offbeat.layout.settle import Around, settle
 from offbeat.layout.tree import batch_size, head, tensors
 from offbeat.layout.value import Layout
+from offbeat.length import check_length
 from offbeat.replica import last, objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
+from offbeat.store.checkpoint import RunFolder
+from offbeat.store.schedule import Schedule
 from offbeat.store.table import (
     ByCount,
     BySize,
@@ -36,13 +40,14 @@ from offbeat.store.table import (
     fingerprint,
     total_bytes,
 )
-from offbeat.store.updater import Clip, Group, Recipe, Schedule, groups_of, rule_factory
+from offbeat.store.updater import Clip, Group, Recipe, groups_of, rule_factory
 from offbeat.task import OptimizerFactory
 from offbeat.trial import try_batch
 
 _HASHED = 128 << 10  # bytes to hash for each update
 _RAREST = 25  # versions at most between two hashes
-ABSENT = {"drop_last": False}  # what descriptions mean that were written before there was a choice
+# What descriptions mean that were written before there was a choice.
+ABSENT = {"drop_last": False, "numerics": 1}
 
 
 class Options(TypedDict, total=False):
@@ -76,6 +81,7 @@ class Essentials:
     batch_size: int
     epochs: int
     seed: int = 0
+    numerics: int = NUMERICS
 
 
 def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
@@ -121,8 +127,10 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         options.get("nonfinite", "stop"),
         _hash_every(options.get("hash_every"), model),
         options.get("drop_last", False),
+        wanted.numerics,
     )
     job.check()
+    check_length(job)
     last.check(job, wanted.loss)
     return job
 
@@ -257,6 +265,14 @@ def _codec(value: Codec | str | None) -> Codec | None:
 # ---------------------------------------------------------------- the description in a run folder
 
 
+def numerics_of(out: str | Path | None, resume: bool) -> int:
+    """How numbers are made: as ever, in a run that goes on."""
+    folder = RunFolder(out) if resume and out is not None else None
+    if folder is None or not folder.config_file.exists():
+        return NUMERICS
+    return int(folder.config().get("numerics", ABSENT["numerics"]))
+
+
 def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
     """A job as JSON: enough to make it again, given model, data and loss."""
     assert isinstance(job.content, Numbers)
@@ -271,6 +287,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "codec": None if job.codec is None else str(job.codec),
         "nonfinite": job.nonfinite,
         "hash_every": job.hash_every,
+        "numerics": job.numerics,
         "shuffle": numbers.reader.shuffle,
         "drop_last": job.drop_last,
         "shards": count(numbers.placement),

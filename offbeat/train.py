@@ -33,7 +33,7 @@ from offbeat.report.score import Judged
 from offbeat.report.summary import Tally
 from offbeat.run import Run
 from offbeat.session import Session, fixed_arithmetic
-from offbeat.setup import Essentials, Options, describe, make_job, try_step
+from offbeat.setup import Essentials, Options, describe, make_job, numerics_of, try_step
 from offbeat.store.checkpoint import RunFolder
 from offbeat.task import Metric, OptimizerFactory, check_metric
 from offbeat.watch import Watch
@@ -47,7 +47,7 @@ class TrainOptions(Options, total=False):
     emulate: Sequence[float | str] | str | None  # least time of each worker's step: "20ms,80ms"
     overlap: bool  # compute on while the last gradient is under way; local engine only
     patience: float  # seconds that a process may be silent; then it is lost; local engine only
-    prefetch: bool | None  # read ahead in a thread; None where it pays; local engine only
+    prefetch: bool | None  # read ahead in a thread: the dataset never draws; local engine only
     threads: int | None  # of each worker; None shares the cores; local engine only
     via: str  # "store", or "allreduce": workers add up among themselves; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
@@ -106,8 +106,9 @@ def train(
     start, metric = options.pop("start", None), options.pop("metric", None)
     check_metric(metric, test)
     wanted = Essentials(
-        model, data, loss, discipline, optimizer, len(simulated), batch_size, epochs, seed
-    )
+        model, data, loss, discipline, optimizer, len(simulated), batch_size, epochs, seed,
+        numerics_of(out, resume),
+    )  # fmt: skip
     if resume and out is None:
         raise ConfigError("resume=True needs out=, the folder of the run to go on with")
     with fixed_arithmetic(), ExitStack() as after:

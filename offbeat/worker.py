@@ -108,6 +108,7 @@ class Worker:
     def __init__(self, number: int, incarnation: int):
         self.number, self.incarnation = number, incarnation
         self.base = 0  # the version it holds
+        self.epochs = 0  # epochs done by then
         self.ahead = False  # whether it computes on while its last contribution is under way
         self.computed_on = 0  # the version its last step was computed on
         self.todo: list[Lease] = []
@@ -136,7 +137,7 @@ class Worker:
         """A next incarnation takes over."""
 
     def accept(self, snapshot: Snapshot) -> None:
-        self.base = snapshot.version
+        self.base, self.epochs = snapshot.version, snapshot.epoch
 
     @property
     def based_on(self) -> int:

@@ -36,6 +36,7 @@ DOWNSTREAM = ("engine", "link", "replay", "train", "join", "report", "cli", "")
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "signals": {"errors"},
+    "chance": set(),
     "spelling": {"errors"},
     "limits": set(),
     "task": {"errors"},
@@ -46,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "optim": {"errors", "spelling"},
     "board": {"errors", "choices", "discipline"},
     "lease": {"errors"},
-    "data": {"errors", "lease"},
+    "data": {"chance", "errors", "lease"},
     "store.disk": {"errors"},
     "store.lock": {"errors", "store.disk"},
     "store.manifest": {"errors", "store.disk"},
@@ -72,12 +73,14 @@ LAYERS: dict[str, set[str]] = {
     "replica.passes": {"layout.tree", "replica.scale"},
     "replica.tensor": {"layout.shards", "link.peers"},
     "replica.part": {
+        "chance",
         *("lease", "data", "link.mesh", "link.peers"),
         *("replica.objective", "replica.passes", "replica.scale", "replica.tensor"),
         *("layout.cut", "layout.schedule", "layout.stages", "layout.tree"),
     },
     "replica.flow": {"lease", "store.table", "replica.part", "replica.passes"},
     "replica.turns": {
+        "chance",
         *("errors", "lease", "link.mesh", "link.peers", "replica.part", "replica.tensor"),
         *("layout.copies", "layout.cut", "layout.shards", "layout.stages", "layout.tree"),
     },
@@ -90,11 +93,14 @@ LAYERS: dict[str, set[str]] = {
         *("replica.part", "replica.passes", "replica.split"),
     },
     "replica.front": {
+        "chance",
         *("errors", "lease", "layout.tree"),
         *("replica.open", "replica.part", "replica.passes"),
     },
     "store.joint": {"optim", "store.table"},
+    "store.schedule": {"errors"},
     "store.updater": {
+        "store.schedule",
         *("errors", "choices", "discipline", "optim", "task", "store.table", "store.joint"),
     },
     "store.weigh": {"choices", "store.table"},
@@ -134,6 +140,7 @@ LAYERS: dict[str, set[str]] = {
         *("replica.split", "replica.open", "replica.turns"),
         *("layout.cut", "link.mesh"),
         *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
+        "store.weigh",
     },
     "replica.last": {
         *("errors", "job", "lease", "layout.copies", "replica.objective", "replica.part"),
@@ -181,8 +188,8 @@ LAYERS: dict[str, set[str]] = {
     "link.mesh": {"errors"},
     "link.posts": {"board", "link.mesh"},
     "link.cores": {"board"},
-    "link.peers": {"link.mesh"},
-    "prefetch": {"lease", "data"},
+    "link.peers": {"chance", "link.mesh"},
+    "prefetch": {"chance", "data", "errors", "lease"},
     "loop": {"errors", "lease", "contribution", "worker", "link.base"},
     "engine": set(),
     "engine.process": {"errors", "signals"},
@@ -226,7 +233,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.hand": {
         *("contribution", "log", "link.memory", "link.messages"),
-        *("store.checkpoint", "store.parameters"),
+        *("store.checkpoint", "store.parameters", "store.weigh"),
     },
     "engine.spread": {
         *("choices", "contribution", "job", "link.memory", "link.messages", "engine"),
@@ -240,7 +247,7 @@ LAYERS: dict[str, set[str]] = {
     "engine.watchdog": {"link.signs"},
     "engine.steward": {"log", "link.memory", "link.signs", "store", "engine"},
     "engine.local_plan": {
-        *("errors", "choices", "job", "link.memory", "store.table", "engine.via"),
+        *("errors", "choices", "job", "link.memory", "prefetch", "store.table", "engine.via"),
     },
     "engine.crew": {
         *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
@@ -270,6 +277,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "link.direct": {"errors", "lease", "contribution", "link.base", "store.core"},
     "script": {
+        "store.schedule",
+        "chance",
         *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
         *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
         *("layout.value", "replica.front"),
@@ -285,12 +294,14 @@ LAYERS: dict[str, set[str]] = {
         *("link", "report.summary", "store.table", "signals"),
     },
     "engine.sim_script": {
+        "chance",
         *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
         *("session", "setup", "replay", "script", "kept", "report.summary"),
         *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state"),
         "replica.front",
     },
     "join": {
+        "store.schedule",
         *("errors", "given", "discipline", "codec", "data", "lease", "log", "task", "run"),
         *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
     },
@@ -343,13 +354,17 @@ LAYERS: dict[str, set[str]] = {
         *("report.page_tables", "report.verdict"),
     },
     "run": {"report", "signals"},
-    "given": {"errors", "spelling", "choices", "codec", "store.updater"},
+    "length": {"choices", "job"},
+    "given": {"errors", "spelling", "choices", "codec", "store.schedule", "store.updater"},
     "setup": {
+        *("length", "store.checkpoint", "store.schedule"),
         *("errors", "spelling", "given", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
     },
     "trial": {"errors", "data", "replica.objective", "engine.blame", "engine.process", "signals"},
-    "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint", "signals"},
+    "session": {
+        *("chance", "job", "log", "replica.evaluate", "store.core", "store.checkpoint", "signals"),
+    },
     "replay": {
         *("choices", "send"),
         *("errors", "task", "lease", "log", "contribution", "worker", "job", "setup", "session"),

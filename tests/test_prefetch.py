@@ -6,11 +6,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from offbeat.data import Reader
+from offbeat.errors import ConfigError, RunError
 from offbeat.lease import Lease
-from offbeat.prefetch import Prefetcher, worth_it
+from offbeat.prefetch import Prefetcher, check, worth_it
 
 LEASES = [Lease(0, start, start + 4) for start in range(0, 24, 4)]
 
@@ -130,15 +131,49 @@ class Random(Watched):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize(
-    "draw", [lambda: torch.rand(1), lambda: np.random.rand(), random.random], ids=["t", "n", "p"]
-)
-def test_reading_ahead_is_not_for_data_that_draws_random_numbers(draw):
-    assert not worth_it(plain(Random(draw)), 4)
+DRAWS = [lambda: torch.rand(1), lambda: np.random.rand(), random.random]
 
 
-def test_reading_ahead_is_for_data_that_must_be_read():
-    assert worth_it(plain(Watched()), 4)
+@pytest.mark.parametrize("draw", DRAWS, ids=["t", "n", "p"])
+def test_data_that_draws_is_refused_by_its_first_batch(draw):
+    state = random.getstate()
+    with pytest.raises(ConfigError, match="the dataset draws random numbers"):
+        check(plain(Random(draw)), 4)
+    assert random.getstate() == state
+    check(plain(Watched()), 4)
+
+
+class Slowed(Prefetcher):
+    """Begins to read only when somebody waits."""
+
+    def _read(self, lease):
+        while True:
+            with self.came:
+                if self.awaited is not None:
+                    break
+        return super()._read(lease)
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=["t", "n", "p"])
+def test_data_that_draws_later_is_found_out_when_a_step_waits_for_it(draw):
+    data = Random(lambda: None)
+    ahead = Slowed(plain(data))
+    for lease in LEASES[:3]:
+        ahead.announce(lease)
+    ahead.read(LEASES[0])
+    data.draw = draw
+    with pytest.raises(RunError, match="the dataset draws random numbers"):
+        ahead.read(LEASES[1])
+
+
+def test_unasked_only_data_that_cannot_draw_is_read_ahead():
     tensors = TensorDataset(torch.zeros(24))
-    assert not worth_it(plain(tensors), 4)
-    assert worth_it(Reader(tensors, collate=lambda samples: samples), 4)
+    pairs = [(torch.zeros(2), 1)] * 4
+    can = [pairs, Subset(tensors, [1, 2]), ConcatDataset([tensors, Subset(pairs, [0])])]
+    assert all(worth_it(plain(data)) for data in can)
+    assert worth_it(plain(StackDataset(tensors, tensors)))
+    assert worth_it(plain(StackDataset(a=tensors, b=Subset(tensors, range(24)))))
+    assert not worth_it(plain(tensors))  # which is faster without
+    assert not worth_it(Reader(tensors, collate=lambda samples: samples))
+    for data in (Watched(), Subset(Watched(), [1]), ConcatDataset([tensors, Watched()])):
+        assert not worth_it(plain(data))

@@ -25,8 +25,9 @@ from offbeat.send import (
     Sender,
     make_sender,
 )
+from offbeat.store.schedule import Schedule
 from offbeat.store.table import BySize, Flat, parameter_entries, place
-from offbeat.store.updater import Clip, Recipe, Schedule, groups_of
+from offbeat.store.updater import Clip, Recipe, groups_of
 
 X, Y = torch.randn(16, 3, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 2
 READER = Reader(TensorDataset(X, Y))

@@ -76,12 +76,14 @@ class Crew:
         if cut is not None and self.split:
             self.reads_ahead = False  # each process of a replica reads for itself
             prepare(cut)
+        if job.content.accumulate > 1:
+            self.reads_ahead = False  # a step reads its batch in parts
         if self.reads_ahead is None:
-            whole = job.content.accumulate == 1
-            self.reads_ahead = whole and worth_it(job.content.reader, job.batch_size)
+            self.reads_ahead = worth_it(job.content.reader)
         self.shared = Shared(memory_plan(job, local), memory)
         flats = None if memory is not None else self.shared.parameters
         self.store: Store = job.make_store(Log(), flats, self.shared.cells)
+        self._allow(self.store.parameters)
         self.meets = local.via == ALLREDUCE
         self.held = held_by(self.shared.plan.tables, job)
         if self.meets:
@@ -193,8 +195,14 @@ class Crew:
         hands = hire(len(others), hold, self.threads(SERVER))
         mine = self.job.make_parameters(self.shared.parameters, self.held[0], Spread)
         assert isinstance(mine, Spread)
+        self._allow(mine)
         self.store.parameters = mine.over(self.shared, hands, others)
         return mine
+
+    def _allow(self, parameters: Parameters | None) -> None:
+        """With overlap a worker pulls again before what it computed has been sent."""
+        if self.local.overlap and parameters is not None:
+            parameters.reads.allow(2)
 
     def _log(self, saved: Any, lived: Lived | None) -> Log:
         if self.folder is not None:

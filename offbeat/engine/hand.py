@@ -14,6 +14,7 @@ from offbeat.link.messages import Packets
 from offbeat.log import Part
 from offbeat.store.checkpoint import save_tensors
 from offbeat.store.parameters import Parameters
+from offbeat.store.weigh import Reads
 
 
 class Piece(msgspec.Struct, array_like=True):
@@ -26,6 +27,7 @@ class Piece(msgspec.Struct, array_like=True):
     weight: float
     place: int  # of the worker's outgoing buffers; -1 if the hand has kept it
     lacking: list[int] = []  # places of averaged local state that the worker does not have
+    base: int = 0
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -57,9 +59,10 @@ class Keep(Word):
 
 
 class Remember(Word):
-    """A worker reads the parameters now."""
+    """Somebody reads the parameters now; copies of versions that are not needed may go."""
 
-    worker: int
+    version: int
+    needed: list[int]
 
 
 class Give(Word):
@@ -139,13 +142,14 @@ class Hand:
     def __init__(self, parameters: Parameters, shared: Shared, wire: socket.socket):
         self.parameters, self.shared, self.wire = parameters, shared, wire
         self.packets = Packets()
+        parameters.reads = Reads()  # the server says what is compared with what
         self.kept: dict[tuple[int, int, int], Contribution] = {}
         averaged = shared.plan.updater
         self.updater = {i: e.name for i, e in enumerate(averaged) if parameters.holds(e.name)}
         self.handlers: dict[type[Word], Callable[..., Answer | None]] = {
             Apply: self._apply,
             Keep: self._keep,
-            Remember: lambda word: parameters.remember(word.worker),
+            Remember: lambda word: parameters.copy(word.version, word.needed),
             Give: self._give,
             Advance: lambda word: parameters.advance(word.version, word.epoch),
             Hash: lambda word: Told(f"{parameters.digest_sum():x}"),
@@ -192,10 +196,12 @@ class Hand:
 
     def _found(self, piece: Piece) -> Contribution:
         if piece.place < 0:
-            return self.kept.pop(piece.key)
+            one = self.kept.pop(piece.key)
+            one.part.base = piece.base
+            return one
         slot = self.shared.slots[piece.worker]
         payload = [slot.outgoing[piece.place][shard] for shard in self.parameters.held]
-        part = Part(*piece.key, 0, [], piece.samples, weight=piece.weight)
+        part = Part(*piece.key, piece.base, [], piece.samples, weight=piece.weight)
         there = {name for place, name in self.updater.items() if place not in piece.lacking}
         updater = {name: view for name, view in slot.updater.views.items() if name in there}
         return Contribution(part, payload, updater=updater)

@@ -172,6 +172,7 @@ class Images:
 def _table(parameters: Parameters, averaged: Table) -> Table:
     """What these throw-away parameters have learnt after one step."""
     nothing = [Flat(flat.table) for flat in parameters.flats]
+    parameters.remember(0, 0)
     parameters.update([Contribution(Part(0, 1, 0, 0, [], 1), nothing)])
     entries = [
         Entry(prefix + path, tuple(tensor.shape), tensor.dtype, "shared")

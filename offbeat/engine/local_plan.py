@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from offbeat import prefetch
 from offbeat.choices import Accumulated, All, Gradient, InPlace, at_least, one_of
 from offbeat.engine.via import ALLREDUCE, STORE, VIA, check_allreduce, rule_table, updater_table
 from offbeat.errors import ConfigError
@@ -31,7 +32,7 @@ class Local:
     threads: int | None = None
     emulate: tuple[float, ...] | None = None
     overlap: bool = False
-    prefetch: bool | None = None  # read ahead in a thread; None where it pays
+    prefetch: bool | None = None  # read ahead in a thread; True: the dataset never draws
     via: str = STORE  # how contributions meet: in a store, or "allreduce", among the workers
 
     def __post_init__(self) -> None:
@@ -93,6 +94,9 @@ def check(job: Job, local: Local) -> None:
         raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")
     if local.via == ALLREDUCE:
         check_allreduce(job, local.overlap)
+    if local.prefetch:
+        assert isinstance(job.content, Numbers)
+        prefetch.check(job.content.reader, job.batch_size)
     _check_files(job)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(

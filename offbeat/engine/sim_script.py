@@ -1,6 +1,5 @@
 """A script under virtual time: a thread for each worker, of which exactly one runs at a time."""
 
-import random
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 
+from offbeat.chance import Chance
 from offbeat.cluster import Cluster
 from offbeat.data import Reader, mix
 from offbeat.engine.sim import Simulation
@@ -56,7 +55,7 @@ class Player:
         self.lease: Lease | None = None  # what it is handed next
         self.ending = self.running = self.finished = False
         self.error: BaseException | None = None
-        self.memory = _Memory()
+        self.chance = Chance()  # where it was when it last handed back
         self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self._play, name=f"worker {rank}", daemon=True)
         self.thread.start()
@@ -146,21 +145,9 @@ class Player:
     def version(self) -> int:
         return 0 if self.worker is None else self.worker.base
 
-
-class _Memory:
-    """A thread's random numbers, as they were when it last handed back."""
-
-    def __init__(self) -> None:
-        self.keep()
-
-    def keep(self) -> None:
-        self.torch = torch.get_rng_state()
-        self.python, self.numpy = random.getstate(), np.random.get_state()
-
-    def recall(self) -> None:
-        torch.set_rng_state(self.torch)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
+    @property
+    def epochs(self) -> int:
+        return 0 if self.worker is None else self.worker.epochs
 
 
 class ScriptWorker(NumberWorker):
@@ -206,9 +193,8 @@ class Stage:
     def __enter__(self) -> Self:
         self.around.enter_context(fixed_arithmetic())
         self.around.enter_context(self.script.as_program())
-        self.start = _Memory()
         reseed(mix(self.asked.get("seed", 0), 4), Lease(0, 0, 0))
-        self.start.keep()
+        self.start = Chance()
         return self
 
     def __exit__(
@@ -234,7 +220,7 @@ class Stage:
     def _begin(self, number: int) -> Player:
         """A new thread, as far as its first batch; every worker begins with the same numbers."""
         if self.on is not None:
-            self.on.memory.keep()
+            self.on.chance = Chance()
             self.on = None
         if number in self.players:
             self.players[number].end()
@@ -251,8 +237,8 @@ class Stage:
     def _turn(self, player: Player, lease: Lease | None = None) -> None:
         if self.on is not player:
             if self.on is not None:
-                self.on.memory.keep()
-            player.memory.recall()
+                self.on.chance = Chance()
+            player.chance.recall()
             sys.modules["__main__"] = player.module
             self.on = player
         player.turn(lease)
@@ -376,4 +362,5 @@ def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     with Stage(script, config.workers, asked) as stage:
         torch.set_num_threads(config.threads)  # as many as each worker had
         _, job = stage.open()
-        return follow(folder, job, stage.described, every)
+        described = stage.described | {"numerics": config.numerics}
+        return follow(folder, replace(job, numerics=config.numerics), described, every)

@@ -4,7 +4,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -185,6 +185,14 @@ class Spread(Parameters):
         else:
             self._tell(Shrink(scale.item(), str(scale.dtype).removeprefix("torch.")))
 
+    def _piece(self, one: Contribution) -> Piece:
+        part = one.part
+        who = (part.worker, part.incarnation, part.sequence)
+        table = self.shared.plan.updater
+        lacking = [place for place, e in enumerate(table) if e.name not in one.updater]
+        base = self.reads.compared(part.worker, part.base)
+        return Piece(*who, part.samples, part.weight, one.place, lacking, base)
+
     def keep(self, contribution: Contribution) -> None:
         part, payload = contribution.part, contribution.payload
         if payload is None or contribution.place < 0 or part.skipped or not part.samples:
@@ -200,10 +208,9 @@ class Spread(Parameters):
         contribution.place = -1
         self._hear(Done)
 
-    def remember(self, worker: int) -> None:
-        if self.weigher.needed:
-            self._tell(Remember(worker))
-        super().remember(worker)
+    def copy(self, version: int, needed: Collection[int]) -> None:
+        self._tell(Remember(version, list(needed)))
+        super().copy(version, needed)
 
     def give(self, worker: int, place: int) -> None:
         """Everyone copies its shards into the worker's slot."""
@@ -268,10 +275,3 @@ class Spread(Parameters):
     def updater_bytes(self) -> int:
         table = self.shared.plan.updater
         return sum(entry.nbytes for entry in table if entry.name in self._learnt)
-
-    def _piece(self, one: Contribution) -> Piece:
-        part = one.part
-        who = (part.worker, part.incarnation, part.sequence)
-        table = self.shared.plan.updater
-        lacking = [place for place, e in enumerate(table) if e.name not in one.updater]
-        return Piece(*who, part.samples, part.weight, one.place, lacking)

@@ -44,7 +44,7 @@ def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callab
     shared = shards.find(model, layout.tp) if layout.tp > 1 else None
     if layout.stages == 1:
         cut = replace(Cut.of(layout, model, blocks, (0,)), shards=shared)
-        _check_cut(cut, around)
+        _check_cut(cut, around, model)
         return cut
     inputs = sample()
     if inputs is not None:
@@ -66,7 +66,7 @@ def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callab
     else:
         starts = at_names(layout, blocks)
     cut = replace(Cut.of(layout, model, blocks, starts), predicted=predicted, shards=shared)
-    _check_cut(cut, around)
+    _check_cut(cut, around, model)
     return cut
 
 
@@ -114,7 +114,7 @@ def _check_around(layout: Layout, around: Around) -> None:
         raise ConfigError("codecs work on whole replicas so far: leave codec out, or write pp=1")
 
 
-def _check_cut(cut: Cut, around: Around) -> None:
+def _check_cut(cut: Cut, around: Around, model: nn.Module) -> None:
     if not around.discipline.steps_locally or cut.layout.pp * cut.layout.tp == 1:
         return
     if around.clips_norm:
@@ -126,6 +126,14 @@ def _check_cut(cut: Cut, around: Around) -> None:
         raise ConfigError(
             f"{cut.ties()[0]} is tied over several stages, which {around.discipline} "
             f"{'with tp > 1 ' if cut.shards else ''}cannot keep equal: split elsewhere, or use asp"
+        )
+    narrow = [name for name, p in model.named_parameters() if p.requires_grad and p.itemsize < 4]
+    if cut.shards is not None and narrow:
+        raise ConfigError(
+            f"{narrow[0]!r} has fewer than 32 bits, of which PyTorch rounds the last elements of a "
+            f"tensor otherwise, and with tp={cut.layout.tp} a worker of {around.discipline} makes "
+            "steps on parts: keep parameters in float32 and write precision=bf16, or use a "
+            "discipline that sends gradients"
         )
     if cut.shards is not None and _looks_at_wholes(around.optimizer):
         raise ConfigError(

@@ -12,16 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from offbeat.link.keys import Keys
-from offbeat.store.table import Flat, combine
+from offbeat.store.table import Flat, Sum, combine
 
 PIECE = 16 << 20  # bytes that are added up in one go
 
-# Makes a tensor that holds zeros the sum of chunks, one from each member, with these shares.
-Sum = Callable[[Tensor, Sequence[Tensor], Sequence[float]], None]
-
 
 def scaled(total: Tensor, chunks: Sequence[Tensor], shares: Sequence[float]) -> None:
-    """As the store averages the state of local optimisers."""
+    """As the store averages the state of local optimisers; `total` holds zeros."""
     for chunk, share in zip(chunks, shares, strict=True):
         total.add_(chunk * share)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from offbeat.chance import Chance, seed_all
 from offbeat.link.mesh import Mesh, Tag
 
 SHARED: Tag = ("shard", 0, 0)
@@ -15,19 +16,19 @@ class Peers:
 
     def __init__(self, me: int, count: int):
         self.me, self.count = me, count
-        self.chance: Tensor | None = None  # what goes on where all are whole again
+        self.chance: Chance | None = None  # what goes on where all are whole again
 
     def part(self) -> None:
         """What follows is in parts, and each of them has random numbers of its own."""
         if self.chance is None:
             seed = int(torch.randint(1 << 62, ()))  # of what all have in common
-            self.chance = torch.get_rng_state()
-            torch.default_generator.manual_seed(seed + self.me)
+            self.chance = Chance()
+            seed_all(seed + self.me)
 
     def meet(self) -> None:
         """What follows is whole, and chance is equal everywhere."""
         if self.chance is not None:
-            torch.set_rng_state(self.chance)
+            self.chance.recall()
         self.chance = None
 
     def everyone(self, tensor: Tensor) -> list[Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from offbeat.chance import undisturbed
 from offbeat.errors import ConfigError
 from offbeat.layout.tree import batch_size, mapped, tensors
 from offbeat.lease import Lease
@@ -83,10 +84,8 @@ class Front:
         modules = [m for _, m in self.model.named_modules(remove_duplicate=False)]
         asked = Asked(self.lease, batch_size(value), learns, bytes(m.training for m in modules))
         # What the script draws afterwards must not depend on which stages are computed here.
-        state = torch.get_rng_state()
-        found = self._taught(asked, value) if learns else self._computed(asked, value)[0]
-        torch.set_rng_state(state)
-        return found
+        with undisturbed():
+            return self._taught(asked, value) if learns else self._computed(asked, value)[0]
 
     def _computed(self, asked: Asked, value: Any) -> tuple[Any, list[bool]]:
         """The output of the batch, and which of its tensors a gradient comes back for."""
@@ -116,11 +115,10 @@ class Front:
         if self.came or not self.went or self.stages is None:
             raise ConfigError(f"loss.backward() for a second time: {ONE_PASS}")
         self.came = True
-        state = torch.get_rng_state()
-        found = self.stages.backward(
-            [[g if g is None else g[a:b] for g in gradients] for a, b in self.ranges]
-        )
-        torch.set_rng_state(state)
+        with undisturbed():
+            found = self.stages.backward(
+                [[g if g is None else g[a:b] for g in gradients] for a, b in self.ranges]
+            )
         return [_stacked(mine) for mine in zip(*found, strict=True)]
 
 

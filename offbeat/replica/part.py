@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from offbeat.chance import seed_all
 from offbeat.data import Reader, mix
 from offbeat.layout.cut import Cut
 from offbeat.layout.schedule import BACKWARD, FORWARD, Op, orders
@@ -194,9 +195,7 @@ class Part:
             self.seat.peers.meet()
         # Chance must not depend on which process computes what, nor on when.
         lease = one.lease
-        torch.default_generator.manual_seed(
-            mix(self.seat.reader.seed, 4, lease.epoch, lease.start, stage, one.number)
-        )
+        seed_all(mix(self.seat.reader.seed, 4, lease.epoch, lease.start, stage, one.number))
         if stage == 0:
             value = _cut(batch[0], one.start, one.stop)
         cost = self._cost(one, batch) if stage == self.last else None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.chance import Chance
 from offbeat.errors import ConfigError, RunError
 from offbeat.layout.copies import tried
 from offbeat.layout.cut import Cut
@@ -76,10 +77,10 @@ class Baton:
         self.brought.setdefault(turn, [None] * self.count)[shard] = tensor.detach().clone(
             memory_format=torch.contiguous_format
         )
-        chance = torch.get_rng_state()
+        chance = Chance()
         self._pass_on(shard)
         self.turns[shard].acquire()
-        torch.set_rng_state(chance)
+        chance.recall()
         self.brought.pop(turn - 1, None)  # whoever is here has read the one before
         found = [brought for brought in self.brought[turn] if brought is not None]
         if self.failed is not None or len(found) < self.count:

@@ -181,6 +181,8 @@ class Store:
             self._update(now)
         else:
             self.log.write(Admitted(now, worker, part.incarnation, part.sequence, part.leases))
+            if self.parameters is not None:
+                self.parameters.wait(contribution)
             if not self._barrier:
                 self.keep(contribution)  # its worker goes on and will use the buffer again
         return Verdict.ADMITTED
@@ -280,7 +282,7 @@ class Store:
             steps = board.steps_by_speed(self.cells, worker, steps)
         snapshot, size = Snapshot(self.version, steps, self.epoch), self.pull_bytes
         if self.parameters is not None:
-            self.parameters.remember(worker)
+            self.parameters.remember(worker, self.version)
             snapshot.parameters = self.parameters.of(worker)
             snapshot.updater = self.parameters.updater_state
             size += self.parameters.updater_bytes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from offbeat import optim
-from offbeat.store.table import FEW, Flat
+from offbeat.store.table import EXACT, FEW, Flat
 
 # Rules that do to each element what they would do to it in any other tensor.
 ELEMENTWISE = (
@@ -35,10 +35,16 @@ class Joint:
 
     @classmethod
     def of(
-        cls, rule: torch.optim.Optimizer, flat: Flat, tensors: Mapping[str, Tensor]
+        cls,
+        rule: torch.optim.Optimizer,
+        flat: Flat,
+        tensors: Mapping[str, Tensor],
+        dtypes: Sequence[torch.dtype] = EXACT,
     ) -> "Joint | None":
         """None where the rule, its groups or the tensors do not allow it, or it does not pay."""
         groups, table = rule.param_groups, flat.table
+        if any(span.dtype not in dtypes for span in table.spans):
+            return None
         whole = len(flat.spans) == 1 and table.nbytes <= FEW and len(table) == len(tensors) > 1
         if not whole or type(rule) not in ELEMENTWISE or len(groups) != 1:
             return None

@@ -1,6 +1,6 @@
 """The numbers of the store: flat shards, the rule over each, and what the workers average."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from offbeat.store.table import (
     Placement,
     buffer_entries,
     check_tensors,
+    combine,
+    combine_as_is,
     fill,
     named,
     parameter_entries,
@@ -25,7 +27,7 @@ from offbeat.store.table import (
     under,
 )
 from offbeat.store.updater import Recipe, Updater
-from offbeat.store.weigh import Weigher
+from offbeat.store.weigh import Reads, Weigher
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -82,7 +84,9 @@ class Parameters:
         self.clip = recipe.clip
         self._digest = Digest(self.flats)
         self.weigher = Weigher(weigh, self.flats)
+        self.reads = Reads()
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
+        self.add_up = combine
         self._sums: list[Flat] = []  # made when first needed: as large as the model
 
     @torch.no_grad()
@@ -109,6 +113,7 @@ class Parameters:
 
     def live(self, contributions: Sequence[Contribution]) -> list[Contribution]:
         """Those with something to apply; averaged buffers are taken here."""
+        self.reads.waiting.clear()
         live = []
         for one in contributions:
             if one.part.samples and not one.part.skipped:
@@ -173,14 +178,23 @@ class Parameters:
 
     def _weighed(self, one: Contribution) -> list[Flat]:
         payload = one.unpacked()
-        return self.weigher.correct(one.part.worker, payload) if self.weigher.needed else payload
+        if not self.weigher.needed:
+            return payload
+        worker = one.part.worker
+        return self.weigher.correct(worker, self.reads.compared(worker, one.part.base), payload)
+
+    def as_before(self) -> None:
+        """Work on numbers of few bits as on one vector, as logs of old have it."""
+        self.add_up = combine_as_is
+        for updater in self.updaters:
+            updater.join_all()
 
     def _combine(self, live: Sequence[Contribution], shares: Sequence[float]) -> list[Flat]:
         payloads = [self._weighed(one) for one in live]
         if not self._sums:
             self._sums = [Flat(flat.table) for flat in self.flats]
         for shard, total in enumerate(self._sums):
-            total.combine([payload[shard] for payload in payloads], shares)
+            total.combine([payload[shard] for payload in payloads], shares, self.add_up)
         return self._sums
 
     def _average_updaters(self, live: Sequence[Contribution]) -> None:
@@ -205,10 +219,20 @@ class Parameters:
         """Own what has to wait for others: its worker is about to write there again."""
         contribution.keep()
 
-    def remember(self, worker: int) -> None:
-        """`worker` reads the parameters now."""
+    def wait(self, contribution: Contribution) -> None:
+        """It waits for others, and its worker may have pulled again or be gone when they come."""
         if self.weigher.needed:
-            self.weigher.remember(worker)
+            self.reads.waiting.append(contribution.part.base)
+
+    def remember(self, worker: int, version: int) -> None:
+        """`worker` reads the parameters now, at `version`."""
+        if self.weigher.needed:
+            self.reads.pull(worker, version)
+            self.copy(version, self.reads.needed())
+
+    def copy(self, version: int, needed: Collection[int]) -> None:
+        """Have a copy of the parameters of this version, and of no other that is not needed."""
+        self.weigher.remember(version, needed)
 
     def advance(self, version: int, epoch: int) -> None:
         if self.recipe.schedule is not None:
@@ -226,6 +250,7 @@ class Parameters:
     def forget(self, worker: int) -> None:
         """`worker` is lost, and those who are there count before it."""
         self.averages.forget(worker)
+        self.reads.forget(worker)
 
     def digest_sum(self) -> int:
         """What the tensors held here add to the hash of all."""
@@ -270,8 +295,12 @@ class Parameters:
         return found
 
     def meta(self) -> dict[str, Any]:
-        """The rates and the schedule, which are the same for every shard, and who is there."""
-        return {"updater": self.updaters[0].meta(), "averages": self.averages.meta()}
+        """The rates and the schedule, the same for every shard; who is there, and who read what."""
+        return {
+            "updater": self.updaters[0].meta(),
+            "averages": self.averages.meta(),
+            "reads": self.reads.meta(),
+        }
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Take the state of these shards; what was written may have been spread otherwise."""
@@ -281,6 +310,7 @@ class Parameters:
             updater.load_state(rule)
             updater.load_meta(meta["updater"])
         self.weigher.load(under("weigh/", tensors))
+        self.reads.load(meta.get("reads", {"pulls": [], "waiting": []}))
         averages = under("updater/", tensors)
         self.updater_state = {k: averages[k].clone() for k in averages if self.holds(k)}
         if 0 in self.held:

@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,12 @@ ALIGNMENT = 64  # bytes; a cache line, so that two tensors never share one
 # Bytes up to which calling costs more than computing. PyTorch's way to an operation is long, and a
 # server that works once in a while finds none of it in the cache; Python's and NumPy's are short.
 FEW = 1 << 20
-EXACT = (torch.float32, torch.float64)  # of others NumPy rounds a factor before it multiplies
+# Of others PyTorch adds a multiple with one rounding in the body of a vector and with two in its
+# last elements, so that it would matter where a tensor lies; and NumPy rounds a factor first.
+EXACT = (torch.float32, torch.float64)
+BLOCK = 1 << 18  # elements of fewer bits that are added up in one go
+# Makes a tensor the sum of others, with these shares.
+Sum = Callable[[Tensor, Sequence[Tensor], Sequence[float]], None]
 Policy = Literal["shared", "averaged", "local"]
 BUFFER_POLICIES = ("averaged", "local")
 
@@ -129,13 +134,15 @@ class Flat:
             torch.sub(a, b, out=out)
         return self
 
-    def combine(self, flats: Sequence["Flat"], shares: Sequence[float]) -> "Flat":
+    def combine(
+        self, flats: Sequence["Flat"], shares: Sequence[float], add_up: "Sum | None" = None
+    ) -> "Flat":
         """Become Σ shareᵢ · flatᵢ, added up in this order."""
         first = flats[0].arrays
         for i, span in enumerate(self.spans):
             tensors = [flat.spans[i] for flat in flats]
             if self.arrays is None or first is None:
-                combine(span, tensors, shares)
+                (add_up or combine)(span, tensors, shares)
             else:
                 np.multiply(first[i], shares[0], out=self.arrays[i])
                 _add(span, tensors[1:], shares[1:])
@@ -163,7 +170,22 @@ class Flat:
 
 
 def combine(out: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
-    """Make `out` Σ shareᵢ · tensorᵢ, the same bits wherever it is added up."""
+    """Make `out` Σ shareᵢ · tensorᵢ, the same bits wherever it is added up and cut.
+
+    Numbers of fewer bits are added up in float32 and rounded once.
+    """
+    if out.dtype in EXACT:
+        combine_as_is(out, tensors, shares)
+        return
+    for start in range(0, out.numel(), BLOCK):
+        few = slice(start, start + BLOCK)
+        total = tensors[0][few].float().mul_(shares[0])
+        _add(total, [tensor[few].float() for tensor in tensors[1:]], shares[1:])
+        out[few].copy_(total)
+
+
+def combine_as_is(out: Tensor, tensors: Sequence[Tensor], shares: Sequence[float]) -> None:
+    """The same without looking at the bits."""
     torch.mul(tensors[0], shares[0], out=out)
     _add(out, tensors[1:], shares[1:])
 

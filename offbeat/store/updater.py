@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +15,9 @@ from offbeat.choices import Rule, Yours
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.store.joint import Joint
+from offbeat.store.schedule import Schedule, move_on
 from offbeat.store.table import Flat
 from offbeat.task import OptimizerFactory
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A PyTorch rate scheduler that moves on once per epoch or once per version."""
-
-    factory: Callable[[torch.optim.Optimizer], Any]
-    per: Literal["epoch", "version"] = "epoch"
-
-    def __post_init__(self) -> None:
-        if self.per not in ("epoch", "version"):
-            raise ConfigError(f"a schedule moves per 'epoch' or per 'version', not {self.per!r}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +118,7 @@ class Updater:
         # them, and a worker that joins late moves its schedule on first, and means to.
         vars(self.rule)["_opt_called"] = True
         self._joint = None if flat is None else Joint.of(self.rule, flat, self.tensors)
-        self._plain = _is_plain(self.rule)
+        self._flat, self._plain = flat, _is_plain(self.rule)
         self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
@@ -151,6 +140,12 @@ class Updater:
             joint.leave()
         else:
             self.step(gradient.views, rate)
+
+    def join_all(self) -> None:
+        """Show tensors of few bits as one vector too, as logs of old have it."""
+        if self._flat is not None:
+            dtypes = [span.dtype for span in self._flat.table.spans]
+            self._joint = Joint.of(self.rule, self._flat, self.tensors, dtypes)
 
     def separate(self) -> None:
         """From now on every tensor has a state of its own."""
@@ -184,10 +179,8 @@ class Updater:
         """Let the schedule catch up with the run."""
         if self.scheduler is None or self.recipe.schedule is None:
             return
-        target = epoch if self.recipe.schedule.per == "epoch" else version
-        while self.moved < target:
-            self.scheduler.step()
-            self.moved += 1
+        target = self.recipe.schedule.target(version, epoch)
+        self.moved = move_on(self.scheduler, self.moved, target)
 
     @property
     def kind(self) -> str:

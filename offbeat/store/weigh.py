@@ -1,6 +1,7 @@
 """What staleness does to a gradient element by element; scalar weights are in `choices`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -8,12 +9,54 @@ from offbeat.choices import AdaptiveDelayCompensation, DelayCompensation, GapAwa
 from offbeat.store.table import Flat, fill, named, under
 
 
+class Reads:
+    """Which versions a contribution may still be based on, so that a copy of them is needed.
+
+    A worker may have pulled again before what it computed on an older version is applied: other
+    contributions were waited for, or it had several under way.
+    """
+
+    def __init__(self, under_way: int = 1, by_base: bool = True):
+        """Logs of old were made with the version of the last pull, whatever the base."""
+        self.under_way, self.by_base = under_way, by_base
+        self.pulls: dict[int, list[int]] = {}  # each worker's last ones, as many as may be needed
+        self.waiting: list[int] = []  # the bases of contributions that wait for others
+
+    def allow(self, under_way: int) -> None:
+        """A worker may have so many contributions under way."""
+        self.under_way = max(self.under_way, under_way)
+
+    def pull(self, worker: int, version: int) -> None:
+        self.pulls[worker] = [*self.pulls.get(worker, []), version][-self.under_way :]
+
+    def compared(self, worker: int, base: int) -> int:
+        """The version that a worker's contribution is to be compared with."""
+        return base if self.by_base else (self.pulls.get(worker) or [-1])[-1]
+
+    def needed(self) -> set[int]:
+        return {version for pulls in self.pulls.values() for version in pulls}.union(self.waiting)
+
+    def forget(self, worker: int) -> None:
+        """Nothing of a lost worker comes any more but what already waits."""
+        if self.by_base:
+            self.pulls.pop(worker, None)
+
+    def meta(self) -> dict[str, Any]:
+        return {"pulls": sorted(self.pulls.items()), "waiting": self.waiting}
+
+    def load(self, meta: Mapping[str, Any]) -> None:
+        self.pulls = {worker: list(pulls) for worker, pulls in meta["pulls"]}
+        self.waiting = list(meta["waiting"])
+
+
 class Weigher:
-    """Corrects a late gradient with the weights its worker had read; one backup per worker."""
+    """Corrects a late gradient with the parameters that it was computed on."""
 
     def __init__(self, weigh: Weigh, parameters: Sequence[Flat]):
         self.weigh, self.parameters = weigh, list(parameters)
-        self.backups: dict[int, list[Flat]] = {}
+        self.backups: dict[int, list[Flat]] = {}  # by version
+        # By worker, of its last pull: what an old checkpoint has, until each has pulled again.
+        self.unversioned: dict[int, list[Flat]] = {}
         kinds = DelayCompensation | AdaptiveDelayCompensation | GapAware
         self.needed = isinstance(weigh, kinds)
         self.mean_square: list[Flat] = []
@@ -21,21 +64,25 @@ class Weigher:
         if isinstance(weigh, AdaptiveDelayCompensation):
             self.mean_square = [Flat(flat.table) for flat in parameters]
 
-    def remember(self, worker: int) -> None:
-        """`worker` reads the parameters now."""
-        if not self.needed:
+    def remember(self, version: int, needed: Collection[int]) -> None:
+        """The parameters are read now, at `version`; only copies of `needed` versions are kept."""
+        idle = [old for old in self.backups if old not in needed]
+        spare = [self.backups.pop(old) for old in idle]
+        if version in self.backups:
             return
-        if worker in self.backups:
-            for backup, flat in zip(self.backups[worker], self.parameters, strict=True):
+        if spare:
+            for backup, flat in zip(spare[0], self.parameters, strict=True):
                 backup.copy_(flat)
+            self.backups[version] = spare[0]
         else:
-            self.backups[worker] = [flat.clone() for flat in self.parameters]
+            self.backups[version] = [flat.clone() for flat in self.parameters]
 
-    def correct(self, worker: int, payload: list[Flat]) -> list[Flat]:
+    def correct(self, worker: int, base: int, payload: list[Flat]) -> list[Flat]:
         """The gradient as if it had been taken nearer to where the parameters are now."""
-        if not self.needed or worker not in self.backups:
+        if not self.needed:
             return payload
-        backups = self.backups[worker]
+        backups = self.backups.get(base) or self.unversioned.get(worker)
+        assert backups is not None, f"nobody has read version {base}"
         if isinstance(self.weigh, GapAware):
             return [self._by_gap(i, flat, backups[i]) for i, flat in enumerate(payload)]
         return [self._by_delay(i, flat, backups[i]) for i, flat in enumerate(payload)]
@@ -90,7 +137,9 @@ class Weigher:
     def state(self) -> dict[str, torch.Tensor]:
         found = {f"step/{name}": size for name, size in self.step_size.items()}
         found |= named("square/", self.mean_square)
-        for worker, flats in self.backups.items():
+        for version, flats in self.backups.items():
+            found |= named(f"backup/version/{version}/", flats)
+        for worker, flats in self.unversioned.items():
             found |= named(f"backup/{worker}/", flats)
         return found
 
@@ -102,11 +151,20 @@ class Weigher:
         if self.mean_square:
             fill(self.mean_square, under("square/", state))
         backups = under("backup/", state)
-        for worker in {int(path.partition("/")[0]) for path in backups}:
-            self.backups[worker] = [Flat(flat.table) for flat in self.parameters]
-            fill(self.backups[worker], under(f"{worker}/", backups))
+        self.backups = self._copies(under("version/", backups))
+        old = {path: t for path, t in backups.items() if not path.startswith("version/")}
+        self.unversioned = self._copies(old)
+
+    def _copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[int, list[Flat]]:
+        """Copies of the parameters by the number that their names begin with."""
+        found = {}
+        for number in {int(path.partition("/")[0]) for path in tensors}:
+            found[number] = [Flat(flat.table) for flat in self.parameters]
+            fill(found[number], under(f"{number}/", tensors))
+        return found
 
     @property
     def nbytes(self) -> int:
-        flats = [flat for backup in self.backups.values() for flat in backup] + self.mean_square
+        kept = [*self.backups.values(), *self.unversioned.values()]
+        flats = [flat for backup in kept for flat in backup] + self.mean_square
         return sum(flat.table.nbytes for flat in flats)

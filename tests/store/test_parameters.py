@@ -119,7 +119,7 @@ def test_sharding_changes_no_bit(placement: Placement, clip: Clip | None, weigh:
     many = parameters(net(), factory, placement, weigh, clip)
     assert one.digest() == many.digest()
     for held in (one, many):
-        held.weigher.remember(0)
+        held.remember(0, 0)
     for step in range(4):
         for held in (one, many):
             held.update([contribution(held, step), contribution(held, step + 9, worker=1)])
@@ -218,7 +218,7 @@ def test_the_workers_own_rules_are_averaged_by_samples() -> None:
 def test_the_state_goes_into_tensors_and_back(placement: Placement) -> None:
     factory = partial(torch.optim.Adam, lr=0.1)
     first = parameters(net(), factory, placement, DelayCompensation(0.1))
-    first.weigher.remember(0)
+    first.remember(0, 0)
     statistics = {"1.running_mean": torch.full((4,), 9.0)}
     first.update([contribution(first, 1, statistics=statistics)])
     tensors = {path: tensor.clone() for path, tensor in first.state().items()}

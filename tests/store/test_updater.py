@@ -10,12 +10,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CyclicLR, ExponentialLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 import offbeat as ob
 from offbeat.errors import ConfigError
 from offbeat.optim import BlockMomentum, DelayedNesterov, RMSMomentum
-from offbeat.store.updater import Clip, Recipe, Schedule, Updater, groups_of, rule_factory
+from offbeat.store.schedule import Schedule
+from offbeat.store.updater import Clip, Recipe, Updater, groups_of, rule_factory
 
 Factory = Callable[..., torch.optim.Optimizer]
 RULES: dict[str, Factory] = {
@@ -353,3 +363,57 @@ def test_a_schedule_does_not_make_another_rule_of_it() -> None:
     moving = Schedule(partial(CyclicLR, base_lr=0.1, max_lr=1.0), "version")
     mine = Updater(recipe(RULES["momentum"]), tensors())
     assert mine.unlike(_meta(RULES["momentum"], schedule=moving)) is None
+
+
+# ---------------------------------------------------------------- schedules of fixed length
+
+
+def _cycle(rule: torch.optim.Optimizer, total: int = 6) -> OneCycleLR:
+    return OneCycleLR(rule, max_lr=0.3, total_steps=total)
+
+
+def test_a_schedule_of_fixed_length_ends_with_its_last_rate() -> None:
+    updater = Updater(recipe(RULES["sgd"], schedule=Schedule(_cycle, "version")), tensors())
+    rates = []
+    for version in range(12):
+        updater.advance(version, 0)
+        rates.append(updater.rule.param_groups[0]["lr"])
+    plain = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    scheduler, wanted = _cycle(plain), []
+    for _ in range(6):
+        wanted.append(plain.param_groups[0]["lr"])
+        plain.step()
+        scheduler.step()
+    assert rates == wanted + wanted[-1:] * 6
+    assert updater.moved == 11
+    late = Updater(recipe(RULES["sgd"], schedule=Schedule(_cycle, "version")), tensors())
+    late.advance(11, 0)
+    assert late.rule.param_groups[0]["lr"] == rates[-1]
+    late.load_meta(updater.meta())
+    late.advance(13, 0)
+    assert late.rule.param_groups[0]["lr"] == rates[-1]
+
+
+def test_one_of_fixed_length_inside_another_ends_too() -> None:
+    def chained(rule: torch.optim.Optimizer) -> SequentialLR:
+        return SequentialLR(rule, [ConstantLR(rule, 0.5, 2), _cycle(rule)], [2])
+
+    updater = Updater(recipe(RULES["sgd"], schedule=Schedule(chained, "version")), tensors())
+    rates = []
+    for version in range(20):
+        updater.advance(version, 0)
+        rates.append(updater.rule.param_groups[0]["lr"])
+    assert len(set(rates[:8])) > 4
+    assert len(set(rates[8:])) == 1
+
+
+def test_a_schedule_that_fails_is_not_one_that_ends() -> None:
+    def broken(step: int) -> float:
+        if step > 2:
+            raise ValueError("no rate for that")
+        return 1.0
+
+    schedule = Schedule(partial(LambdaLR, lr_lambda=broken), "version")
+    updater = Updater(recipe(RULES["sgd"], schedule=schedule), tensors())
+    with pytest.raises(ValueError, match="no rate for that"):
+        updater.advance(5, 0)

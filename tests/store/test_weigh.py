@@ -1,4 +1,4 @@
-"""Element-wise staleness corrections against their formulas, one backup per worker."""
+"""Element-wise staleness corrections against their formulas, and the copies that they need."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from offbeat.choices import (
     Weigh,
 )
 from offbeat.store.table import Entry, Flat, Table
-from offbeat.store.weigh import Weigher
+from offbeat.store.weigh import Reads, Weigher
 
 TABLE = Table.of(
     [Entry("a", (3,), torch.float32, "shared"), Entry("b", (2,), torch.float64, "shared")]
@@ -41,9 +41,8 @@ def close(found: Tensor, expected: list[float]) -> None:
 @pytest.mark.parametrize("weigh", [Constant(), Inverse()])
 def test_scalar_weights_need_no_backup(weigh: Weigh) -> None:
     weigher = Weigher(weigh, [flat([0, 0, 0], [0, 0])])
-    weigher.remember(0)
     payload = [G]
-    assert weigher.correct(0, payload) is payload
+    assert weigher.correct(0, 0, payload) is payload
     assert weigher.nbytes == 0
     assert weigher.state() == {}
 
@@ -51,9 +50,9 @@ def test_scalar_weights_need_no_backup(weigh: Weigh) -> None:
 def test_delay_compensation_by_hand() -> None:
     weights = flat([1.0, 1.0, 1.0], [2.0, 2.0])
     weigher = Weigher(DelayCompensation(0.5), [weights])
-    weigher.remember(0)
+    weigher.remember(0, {0})
     put(weights, [1.5, 0.0, 1.0], [3.0, 1.0])
-    (out,) = weigher.correct(0, [G])
+    (out,) = weigher.correct(0, 0, [G])
     # g + 0.5 g² (now − read): 1+.5·1·.5, −2+.5·4·(−1), .5, 4+.5·16·1, −1+.5·1·(−1)
     close(out.views["a"], [1.25, -4.0, 0.5])
     close(out.views["b"], [12.0, -1.5])
@@ -63,45 +62,77 @@ def test_delay_compensation_by_hand() -> None:
 def test_nothing_moved_or_no_strength_changes_no_bit() -> None:
     weights = flat([1.0, 1.0, 1.0], [2.0, 2.0])
     still = Weigher(DelayCompensation(5.0), [weights])
-    still.remember(0)
-    assert torch.equal(still.correct(0, [G])[0].buffer, G.buffer)
+    still.remember(0, {0})
+    assert torch.equal(still.correct(0, 0, [G])[0].buffer, G.buffer)
     weak = Weigher(DelayCompensation(0.0), [weights])
-    weak.remember(0)
+    weak.remember(0, {0})
     put(weights, [9.0, 8.0, 7.0], [6.0, 5.0])
-    assert torch.equal(weak.correct(0, [G])[0].buffer, G.buffer)
+    assert torch.equal(weak.correct(0, 0, [G])[0].buffer, G.buffer)
 
 
-def test_every_worker_has_its_own_backup() -> None:
+def test_every_version_has_its_own_copy() -> None:
     weights = flat([0.0] * 3, [0.0] * 2)
     weigher = Weigher(DelayCompensation(1.0), [weights])
-    weigher.remember(0)
+    weigher.remember(0, {0})
     put(weights, [1.0] * 3, [1.0] * 2)
-    weigher.remember(1)
+    weigher.remember(1, {0, 1})
     put(weights, [3.0] * 3, [3.0] * 2)
-    (first,) = weigher.correct(0, [G])
-    (second,) = weigher.correct(1, [G])
+    (first,) = weigher.correct(7, 0, [G])
+    (second,) = weigher.correct(7, 1, [G])
     close(first.views["a"], [1 + 3, -2 + 12, 0.5 + 0.75])
     close(second.views["a"], [1 + 2, -2 + 8, 0.5 + 0.5])
-    weigher.remember(0)  # reads again: nothing has moved since
-    assert torch.equal(weigher.correct(0, [G])[0].buffer, G.buffer)
-    close(weigher.correct(1, [G])[0].views["b"], [4 + 32, -1 + 2])
+    weigher.remember(2, {1, 2})  # nothing has moved since
+    assert torch.equal(weigher.correct(7, 2, [G])[0].buffer, G.buffer)
+    close(weigher.correct(7, 1, [G])[0].views["b"], [4 + 32, -1 + 2])
+    assert sorted(weigher.backups) == [1, 2]
 
 
-def test_a_worker_that_never_read_is_not_corrected() -> None:
+def test_a_version_that_nobody_has_read_is_an_error_and_not_a_guess() -> None:
     weigher = Weigher(DelayCompensation(1.0), [flat([0.0] * 3, [0.0] * 2)])
-    payload = [G]
-    assert weigher.correct(4, payload) is payload
+    with pytest.raises(AssertionError, match="nobody has read version 4"):
+        weigher.correct(0, 4, [G])
+
+
+def test_versions_are_kept_until_no_contribution_can_be_based_on_them() -> None:
+    reads = Reads()
+    reads.pull(0, 0)
+    reads.pull(1, 0)
+    reads.pull(0, 3)
+    assert reads.needed() == {0, 3}
+    reads.waiting.append(0)
+    reads.pull(1, 4)
+    assert reads.needed() == {0, 3, 4}
+    reads.forget(0)
+    assert reads.needed() == {0, 4}  # it waits, whoever computed it
+    reads.waiting.clear()
+    assert reads.needed() == {4}
+    ahead = Reads()
+    ahead.allow(2)
+    for version in (0, 1, 5):
+        ahead.pull(0, version)
+    assert ahead.needed() == {1, 5}
+
+
+def test_a_state_of_old_has_one_copy_per_worker() -> None:
+    weights = flat([3.0] * 3, [3.0] * 2)
+    weigher = Weigher(DelayCompensation(1.0), [weights])
+    old = {"backup/1/a": torch.ones(3), "backup/1/b": torch.ones(2, dtype=torch.float64)}
+    weigher.load(old)
+    close(weigher.correct(1, 8, [G])[0].views["a"], [1 + 2, -2 + 8, 0.5 + 0.5])
+    weigher.remember(9, {9})
+    assert torch.equal(weigher.correct(1, 9, [G])[0].buffer, G.buffer)
+    assert weigher.state().keys() >= old.keys()
 
 
 def test_adaptive_delay_compensation_by_hand() -> None:
     weights = flat([0.0] * 3, [0.0] * 2)
     weigher = Weigher(AdaptiveDelayCompensation(2.0, 0.75), [weights])
-    weigher.remember(0)
+    weigher.remember(0, {0})
     put(weights, [1.0, 1.0, 1.0], [1.0, 1.0])
     square = torch.zeros(3, dtype=torch.float64)
     g = G.views["a"].double()
     for _ in range(3):
-        (out,) = weigher.correct(0, [G])
+        (out,) = weigher.correct(0, 0, [G])
         square = 0.75 * square + 0.25 * g * g
         expected = g + 2.0 / torch.sqrt(square + 1e-7) * g * g
         torch.testing.assert_close(out.views["a"].double(), expected, rtol=1e-5, atol=1e-6)
@@ -110,12 +141,12 @@ def test_adaptive_delay_compensation_by_hand() -> None:
 def test_gap_aware_by_hand() -> None:
     weights = flat([0.0] * 3, [0.0] * 2)
     weigher = Weigher(GapAware(0.5), [weights])
-    weigher.remember(0)
-    assert torch.equal(weigher.correct(0, [G])[0].buffer, G.buffer)  # nothing has moved yet
+    weigher.remember(0, {0})
+    assert torch.equal(weigher.correct(0, 0, [G])[0].buffer, G.buffer)  # nothing has moved yet
     before = weigher.before_step()
     put(weights, [1.0, 2.0, 3.0], [1.0, 1.0])  # mean step: 2 and 1
     weigher.after_step(before)
-    (out,) = weigher.correct(0, [G])
+    (out,) = weigher.correct(0, 0, [G])
     close(out.views["a"], [1 / 1.5, -2 / 2.0, 0.5 / 2.5])
     close(out.views["b"], [4 / 2.0, -1 / 2.0])
     before = weigher.before_step()
@@ -123,8 +154,8 @@ def test_gap_aware_by_hand() -> None:
     weigher.after_step(before)
     close(weigher.step_size["a"], 2.0)  # type: ignore[arg-type]
     close(weigher.step_size["b"], 0.5)  # type: ignore[arg-type]
-    weigher.remember(0)
-    assert torch.equal(weigher.correct(0, [G])[0].buffer, G.buffer)  # no gap, no change
+    weigher.remember(2, {2})
+    assert torch.equal(weigher.correct(0, 2, [G])[0].buffer, G.buffer)  # no gap, no change
 
 
 def test_only_gap_aware_watches_the_steps() -> None:
@@ -140,18 +171,17 @@ def test_only_gap_aware_watches_the_steps() -> None:
 def test_the_state_goes_into_tensors_and_back(weigh: Weigh) -> None:
     weights = flat([0.0] * 3, [0.0] * 2)
     first = Weigher(weigh, [weights])
-    first.remember(0)
-    first.remember(3)
+    first.remember(0, {0})
     before = first.before_step()
     put(weights, [1.0, 2.0, 3.0], [4.0, 5.0])
     first.after_step(before)
-    first.correct(0, [G])
-    first.remember(3)
+    first.correct(0, 0, [G])
+    first.remember(3, {0, 3})
     put(weights, [2.0, 2.0, 3.0], [4.0, 7.0])
     saved = {path: tensor.clone() for path, tensor in first.state().items()}
     second = Weigher(weigh, [weights])
     second.load(saved)
-    for worker in (0, 3):
-        (one,), (other,) = first.correct(worker, [G]), second.correct(worker, [G])
+    for version in (0, 3):
+        (one,), (other,) = first.correct(0, version, [G]), second.correct(0, version, [G])
         assert torch.equal(one.buffer, other.buffer)
     assert second.nbytes == first.nbytes > 0
