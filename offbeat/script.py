@@ -20,7 +20,6 @@ from torch.utils.data import Dataset
 from offbeat.codec import Codec
 from offbeat.data import Collate, mix
 from offbeat.discipline import Discipline, as_discipline
-from offbeat.errors import RunError
 from offbeat.job import Job, Place
 from offbeat.layout.value import Layout, in_halves, replicas_of
 from offbeat.lease import Lease
@@ -289,22 +288,14 @@ class LoopSeat:
 
     def done(self, lease: Lease, loss: float | None) -> Lease | None:
         try:
-            self._done(lease, loss)
+            self.worker.finish(lease, loss)
+            self.loop.computed()
         except Refused:
             self.loop = self.enter()
         except Over as over:
             self.worker.base = self.finish(over)
             return None
         return self.next()
-
-    def _done(self, lease: Lease, loss: float | None) -> None:
-        try:
-            self.worker.finish(lease, loss)
-            self.loop.computed()
-        except RunError:
-            # Numbers of one that was given up while it stood still mean nothing: it joins again.
-            self.loop.link.confirm()
-            raise
 
     def left(self, error: BaseException | None) -> None:
         return

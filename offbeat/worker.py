@@ -213,6 +213,7 @@ class NumberWorker(Worker):
 
     def finish(self, lease: Lease, loss: float | None) -> None:
         """A step of which the user's own code has computed the gradient."""
+        self.sender.replica.reclaim()
         self.sender.finish()
         self.done.append(lease)
         self.computed_on = self.base

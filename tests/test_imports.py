@@ -59,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
     "replica.objective": {"errors", "lease", "data", "replica.soundness"},
     "replica.stream": {"store.table"},
     "replica.whole": {
-        *("lease", "data", "store.table"),
+        *("errors", "lease", "data", "store.table"),
         *("replica.objective", "replica.shared", "replica.stream"),
     },
     "replica.evaluate": {"errors", "data", "task", "replica.objective"},
@@ -82,7 +82,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "replica.open": {
         *("lease", "layout.schedule", "layout.tree", "store.table"),
-        *("replica.part", "replica.passes", "replica.split"),
+        *("replica.part", "replica.passes", "replica.split", "replica.whole"),
     },
     "replica.front": {
         *("errors", "lease", "layout.tree"),
@@ -226,7 +226,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.keep": {"link.memory", "store.checkpoint"},
     "engine.open_team": {
-        *("job", "worker", "store.core", "link.mesh", "engine"),
+        *("contribution", "job", "worker", "store.core", "link.mesh", "engine"),
         *("replica.open", "replica.part", "replica.passes"),
     },
     "engine.watchdog": {"link.signs"},

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.choices import Gradient, InPlace
+from offbeat.choices import InPlace
 from offbeat.job import Place
 from offbeat.kept import Kept
 from offbeat.lease import Lease
@@ -92,10 +92,8 @@ class AloneSeat(LoopSeat):
         parameters = self.store.parameters
         assert parameters is not None
         link = DirectLink(self.store, self.now)
-        # What the store writes is what is pulled next, so the model can be the store's own tensors.
-        kind = self.store.discipline
-        same = isinstance(kind.send, Gradient | InPlace) and not kind.pairs
-        place = Place(parameters.flats if same else None, model=self.wanted.model)
+        shared = isinstance(self.store.discipline.send, InPlace)  # the worker itself writes it
+        place = Place(parameters.flats if shared else None, model=self.wanted.model)
         worker = script_worker(self.job, self.store, 0, link.join(), place)
         return Loop(link, worker, Cycle.of(self.store.discipline), self.job.seed)
 

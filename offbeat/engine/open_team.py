@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from offbeat.contribution import Snapshot
 from offbeat.engine.split import SplitReplica
 from offbeat.engine.team import (
     Answer,
@@ -61,10 +62,15 @@ class ScriptSender(SplitSender):
         self.team.tell(Start())
 
     def finish(self) -> None:
-        self.team.tell(Finish())
+        # Done by all before the script goes on: it may write what the others would read only then.
+        self.team.ask(Finish())
+
+    def accept(self, snapshot: Snapshot) -> None:
+        self.team.ask(self.accepting(snapshot))
 
     def forward(self, asked: Asked, inputs: Any) -> list[Any]:
         """A batch through all stages: the outputs of its microbatches."""
+        self.replica.reclaim()  # before any of them looks there
         return self._made(Forward(asked), inputs)
 
     def backward(self, gradients: Sequence[Gradients]) -> list[Gradients]:

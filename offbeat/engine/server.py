@@ -70,7 +70,6 @@ class Server:
         self.held_since: dict[int, float] = {}
         self.computed: dict[int, list[Lease]] = {}  # steps to be told with the next pull
         self.unpushed = [0] * len(shared.slots)  # leases each has told of and not yet pushed
-        self.copies = shared.plan.incoming > 0  # otherwise workers read parameters where they are
         self.pulls = [0] * len(shared.slots)
         self.deadline: dict[int, float] = {}  # workers whose turn it is, and until when
         self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
@@ -245,11 +244,10 @@ class Server:
     def _go(self, number: int, now: float) -> Go:
         """A worker's turn: what it pulls lies in its slot, and this goes with it."""
         snapshot = self.store.pull(number, now, self.computed.pop(number, []))
-        place = 0
-        if self.copies:  # it uses that place for nothing else meanwhile
-            place = self.pulls[number] % len(self.shared.slots[number].incoming)
-            self.pulls[number] += 1
-            self.give(number, place)
+        # Where there are two places, it computes in the other one meanwhile.
+        place = self.pulls[number] % len(self.shared.slots[number].incoming)
+        self.pulls[number] += 1
+        self.give(number, place)
         waited = now - self.held_since.pop(number, now)
         leases = self._top_up(number, snapshot.steps)
         parameters = self.store.parameters

@@ -316,10 +316,13 @@ class SplitSender(Sender):
         return self.all_finite
 
     def accept(self, snapshot: Snapshot) -> None:
+        self.team.tell(self.accepting(snapshot))
+
+    def accepting(self, snapshot: Snapshot) -> Accept:
         place, averaged = self.place_of(snapshot), bool(snapshot.updater)
         lacking = [n for n in self.slot.updater.views if averaged and n not in snapshot.updater]
         about = (snapshot.version, snapshot.steps, snapshot.epoch, place)
-        self.team.tell(Accept(*about, averaged, lacking))
+        return Accept(*about, averaged, lacking)
 
     def place_of(self, snapshot: Snapshot) -> int:
         # Lists of views, so found by identity: comparing would look into the tensors.

@@ -78,11 +78,6 @@ class SharedLink:
             self._await(Leased)
         return self.leases.popleft() if self.leases else None
 
-    def confirm(self) -> None:
-        if not self.promised:
-            self._say(Ask())
-            self._await(Leased)
-
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         slot, place = self.slot, -1
         if contribution.payload is not None:
