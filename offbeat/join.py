@@ -1,8 +1,6 @@
 """The front door for scripts: `with ob.join() as run`, and the loop is the user's own."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack
@@ -14,16 +12,15 @@ from torch.utils.data import DataLoader, Dataset
 from offbeat.codec import Codec
 from offbeat.data import Collate
 from offbeat.discipline import Discipline
-from offbeat.engine import local_script, torchrun
-from offbeat.engine.alone import AloneSeat
 from offbeat.errors import ConfigError
 from offbeat.given import check_join, check_kinds
+from offbeat.hosts import Alone, torchrun_host
 from offbeat.layout.value import Layout
 from offbeat.lease import Lease
 from offbeat.log import Listener
 from offbeat.replica.front import Front
-from offbeat.run import Run
 from offbeat.script import Host, Seat, Settings, Wanted, host
+from offbeat.store.constraint import Constraint
 from offbeat.store.table import Placement
 from offbeat.store.updater import Clip, Schedule
 from offbeat.task import OptimizerFactory
@@ -58,103 +55,8 @@ def join(**defaults: Unpack[Defaults]) -> "Member":
     """
     check_join(defaults, Defaults.__annotations__)
     check_kinds(defaults)
-    where = host.get() or _torchrun() or Alone()
+    where = host.get() or torchrun_host() or Alone()
     return Member(where, where.settle(Settings(**defaults)))
-
-
-# ---------------------------------------------------------------- who runs the script
-
-
-class Alone:
-    """Nobody: the script runs under plain Python, with one worker."""
-
-    rank, workers = 0, 1
-
-    def settle(self, defaults: Settings) -> Settings:
-        return defaults
-
-    def seat(self, wanted: Wanted) -> Seat:
-        return AloneSeat(wanted)
-
-
-@dataclass
-class Launched:
-    """`offbeat run` on this machine: one process until the first `batches`, then several.
-
-    `asked` are the settings that the command line names; `emulate` are the least seconds of each
-    worker's step.
-    """
-
-    workers: int
-    asked: Mapping[str, Any]
-    emulate: tuple[float, ...] | None = None
-    listeners: Sequence[Listener] = ()
-    rank: int = 0
-    worker: local_script.ForkedSeat | None = None  # in a worker's process, once there is one
-
-    def settle(self, defaults: Settings) -> Settings:
-        return replace(defaults, **self.asked)
-
-    def seat(self, wanted: Wanted) -> Seat:
-        if self.worker is not None:
-            raise ConfigError("a script joins one run: use one ob.join() and one loop")
-        found = local_script.start(wanted, self.emulate, self.listeners)
-        if isinstance(found, Run):
-            raise Finished(found)
-        self.worker = found
-        return found
-
-    def ended(self, error: BaseException | None) -> None:
-        """The script is through or has failed; a worker's process goes no further than here."""
-        if self.worker is not None:
-            self.worker.ended(error)
-
-
-@dataclass(frozen=True)
-class Torchrun:
-    """torchrun started every process, and its environment says who this one is."""
-
-    rank: int
-    workers: int
-    local_rank: int
-    local_workers: int
-    run: str
-    port: int
-
-    def settle(self, defaults: Settings) -> Settings:
-        return defaults
-
-    def seat(self, wanted: Wanted) -> Seat:
-        if wanted.settings.layout is not None:
-            raise ConfigError(
-                "torchrun starts a process for each worker, and a layout makes a worker of "
-                f"several: write offbeat run -n {self.workers} --layout "
-                f"{wanted.settings.layout} instead of torchrun"
-            )
-        local_script.refuse_several_machines(self.workers, self.local_workers)
-        return torchrun.enter(wanted, torchrun.Rank(self.rank, self.workers, self.run, self.port))
-
-
-def _torchrun() -> Torchrun | None:
-    words = os.environ
-    if "TORCHELASTIC_RUN_ID" not in words or words.get("WORLD_SIZE", "1") == "1":
-        return None
-    return Torchrun(
-        int(words["RANK"]),
-        int(words["WORLD_SIZE"]),
-        int(words["LOCAL_RANK"]),
-        int(words["LOCAL_WORLD_SIZE"]),
-        words["TORCHELASTIC_RUN_ID"],
-        int(words["MASTER_PORT"]),
-    )
-
-
-class Finished(SystemExit):
-    """Takes the launcher out of the script; the workers went through it in their own processes."""
-
-    def __init__(self, result: Run):
-        super().__init__(0)
-        self.result = result
 
 
 # ---------------------------------------------------------------- what the script holds
@@ -194,6 +96,7 @@ class Member:
         schedule: Schedule | None = None,
         clip: Clip | None = None,
         groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None,
+        constrain: Constraint | str | Sequence[Constraint | str] | None = None,
     ) -> "Optimizer":
         """Makes the steps; `factory` is like `partial(torch.optim.SGD, lr=0.1)`.
 
@@ -207,7 +110,7 @@ class Member:
                 "the optimiser is made over the store's tensors: pass a factory such as "
                 f"partial(torch.optim.{kind}, lr=0.1), not an optimiser"
             )
-        self._optimizer = Optimizer(self, factory, schedule, clip, groups)
+        self._optimizer = Optimizer(self, factory, schedule, clip, groups, constrain)
         return self._optimizer
 
     def batches(
@@ -253,6 +156,7 @@ class Member:
             shuffle,
             collate,
             drop_last,
+            optimizer.constrain,
         )
         self._seat = self._host.seat(wanted)
         if self._settings.layout is not None:
@@ -348,9 +252,11 @@ class Optimizer:
         schedule: Schedule | None,
         clip: Clip | None,
         groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None,
+        constrain: Constraint | str | Sequence[Constraint | str] | None,
     ):
         self._member = member
         self.factory, self.schedule, self.clip, self.groups = factory, schedule, clip, groups
+        self.constrain = constrain
 
     def step(self, closure: None = None) -> None:
         """Hand over the gradient of this batch; afterwards the model holds what was pulled."""

@@ -135,6 +135,7 @@ def _job(
     for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate"):
         options.setdefault(key, config[key])
     options.setdefault("drop_last", config.get("drop_last", False))
+    options.setdefault("constrain", config.get("constrain"))
     options["layout"] = layout
     wanted = Essentials(
         *code,

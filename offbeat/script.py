@@ -28,6 +28,7 @@ from offbeat.log import Listener
 from offbeat.loop import Loop
 from offbeat.replica.front import Stages
 from offbeat.setup import Essentials, describe, describe_optimizer, make_job
+from offbeat.store.constraint import Constraint, constraints_of
 from offbeat.store.core import Store
 from offbeat.store.table import Placement, fingerprint
 from offbeat.store.updater import Clip, Schedule
@@ -72,6 +73,7 @@ class Wanted:
     shuffle: bool = True
     collate: Collate | None = None
     drop_last: bool = False
+    constrain: Constraint | str | Sequence[Constraint | str] | None = None
 
     @property
     def rule(self) -> OptimizerFactory | None:
@@ -95,7 +97,7 @@ class Wanted:
         )
         kept = ("codec", "shards", "policies", "nonfinite", "hash_every")
         options = {name: getattr(settings, name) for name in kept}
-        mine = ("schedule", "clip", "groups", "shuffle", "collate", "drop_last")
+        mine = ("schedule", "clip", "groups", "shuffle", "collate", "drop_last", "constrain")
         options |= {name: getattr(self, name) for name in mine}
         return make_job(essentials, options | {"layout": self._layout()})
 
@@ -119,6 +121,7 @@ class Wanted:
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "optimizer": describe_optimizer(self.rule),
+            "constrain": [str(one) for one in constraints_of(self.constrain, self.model)] or None,
         }
 
 

@@ -317,6 +317,8 @@ class ElasticSender(_LocalSender):
         if self.unapplied:
             self.local_step()
             self.unapplied = False
+        else:
+            self.updater.constrain()
 
     def accept(self, snapshot: Snapshot) -> None:
         assert snapshot.parameters is not None

@@ -26,6 +26,7 @@ from offbeat.layout.value import Layout
 from offbeat.replica import last, objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
+from offbeat.store.constraint import Constraint, MaxNorm, constraints_of
 from offbeat.store.table import (
     ByCount,
     BySize,
@@ -51,6 +52,7 @@ class Options(TypedDict, total=False):
     codec: Codec | str | None  # how small contributions are made: "topk:0.01", "int8", ...
     schedule: Schedule | None  # learning rate over epochs or versions
     clip: Clip | None  # gradient clipping
+    constrain: Constraint | str | Sequence[Constraint | str] | None  # after each update
     groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None  # parameter groups
     policies: Mapping[str, str]  # buffer name patterns to shared, averaged or local
     shards: int | Placement  # of the store
@@ -122,6 +124,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         _hash_every(options.get("hash_every"), model),
         options.get("drop_last", False),
     )
+    _check_constraints(job)
     job.check()
     last.check(job, wanted.loss)
     return job
@@ -222,7 +225,14 @@ def _rules(
             "or use asp to apply your optimiser to every gradient"
         )
     groups = groups_of(model, options.get("groups"))
-    mine = {"schedule": options.get("schedule"), "clip": options.get("clip")}
+    limits = constraints_of(options.get("constrain"), model)
+    if limits and (discipline.pairs or isinstance(discipline.send, InPlace)):
+        raise ConfigError(
+            f"a constraint holds after each update of the store, and under {discipline} workers "
+            "change parameters by themselves: use asp or ssp, or leave constrain out"
+        )
+    mine: dict[str, Any] = {"schedule": options.get("schedule"), "clip": options.get("clip")}
+    mine["constraints"] = limits
     if not discipline.steps_locally:
         return Recipe(rule_factory(discipline, optimizer), groups, **mine), None
     if optimizer is None:
@@ -232,8 +242,21 @@ def _rules(
     plain: tuple[Group, ...] = ((tuple(name for names, _ in groups for name in names), {}),)
     if isinstance(discipline.send, InPlace):  # the store has nothing to apply
         return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
-    store = Recipe(rule_factory(discipline, None), plain)
+    store = Recipe(rule_factory(discipline, None), plain, constraints=limits)
     return store, Recipe(optimizer, groups, **mine)
+
+
+def _check_constraints(job: Job) -> None:
+    """At a worker with local steps, a norm needs whole rows."""
+    assert isinstance(job.content, Numbers)
+    cut, local = job.content.cut, job.content.local_rule
+    if cut is None or cut.shards is None or local is None:
+        return
+    if any(isinstance(limit, MaxNorm) for limit in local.constraints):
+        raise ConfigError(
+            f"{job.discipline} makes local steps, and with {cut.layout} no process has a whole "
+            "row: use ob.Clamp, or a discipline that sends gradients, or tp=1"
+        )
 
 
 def _hash_every(value: int | None, model: nn.Module) -> int:
@@ -277,6 +300,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "optimizer": describe_optimizer(optimizer),
         "schedule": _describe_schedule(numbers),
         "clip": _clip_text(numbers),
+        "constrain": [str(limit) for limit in numbers.store_rule.constraints] or None,
         "policies": dict(numbers.policies),
         "layout": None if numbers.cut is None else str(numbers.cut.layout),
         "model": fingerprint(numbers.model),

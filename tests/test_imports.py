@@ -89,8 +89,10 @@ LAYERS: dict[str, set[str]] = {
         *("replica.open", "replica.part", "replica.passes"),
     },
     "store.joint": {"optim", "store.table"},
+    "store.constraint": {"errors", "spelling"},
     "store.updater": {
         *("errors", "choices", "discipline", "optim", "task", "store.table", "store.joint"),
+        "store.constraint",
     },
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {
@@ -264,7 +266,7 @@ LAYERS: dict[str, set[str]] = {
     "script": {
         *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
         *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
-        *("layout.value", "replica.front"),
+        *("layout.value", "replica.front", "store.constraint"),
     },
     "kept": {
         *("discipline", "errors", "job", "log", "run", "setup", "report.summary", "report.split"),
@@ -280,9 +282,11 @@ LAYERS: dict[str, set[str]] = {
         *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state"),
         "replica.front",
     },
+    "hosts": {"errors", "log", "run", "script", "engine"},
     "join": {
         *("errors", "given", "discipline", "codec", "data", "lease", "log", "task", "run"),
         *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
+        *("hosts", "store.constraint"),
     },
     "engine.sim": {
         *("errors", "choices", "pace", "cluster", "contribution", "job", "send", "worker"),
@@ -336,6 +340,7 @@ LAYERS: dict[str, set[str]] = {
     "setup": {
         *("errors", "spelling", "given", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
+        "store.constraint",
     },
     "trial": {"errors", "data", "replica.objective", "engine.blame", "engine.process", "signals"},
     "session": {"job", "log", "replica.evaluate", "store.core", "store.checkpoint", "signals"},

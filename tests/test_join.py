@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import offbeat as ob
-from offbeat.join import Member, Torchrun, join
+from offbeat.hosts import Torchrun
+from offbeat.join import Member, join
 from offbeat.log import Updated, read
 from offbeat.store.checkpoint import RunFolder
 from tests.contract.common import (

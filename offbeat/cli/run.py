@@ -21,7 +21,7 @@ from offbeat.cluster import Cluster
 from offbeat.discipline import parse
 from offbeat.engine.sim_script import replay_script, simulate_script
 from offbeat.errors import ConfigError, OffbeatError, RunError
-from offbeat.join import Finished, Launched
+from offbeat.hosts import Finished, Launched
 from offbeat.layout.value import in_halves, replicas_of
 from offbeat.log import Listener
 from offbeat.pace import emulated
