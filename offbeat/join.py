@@ -19,6 +19,7 @@ from offbeat.layout.value import Layout
 from offbeat.lease import Lease
 from offbeat.log import Listener
 from offbeat.replica.front import Front
+from offbeat.replica.trained import Trained
 from offbeat.script import Host, Seat, Settings, Wanted, host
 from offbeat.store.constraint import Constraint
 from offbeat.store.table import Placement
@@ -71,10 +72,13 @@ class Member:
         self._optimizer: Optimizer | None = None
         self._seat: Seat | None = None
         self._front: Front | None = None  # of a model that is split
+        self._trained: Trained | None = None
         self._lease: Lease | None = None
         self._holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
         self._epoch = 0
+        self._stopping = False  # the run is to end for all after this step
+        self._over = self._away = False  # no more batches, because it has ended, or was left
 
     # ------------------------------------------------------------ before the loop
 
@@ -142,6 +146,7 @@ class Member:
                 "run.batches(loader.dataset, batch_size=32), with collate= if you have one"
             )
         optimizer = self._optimizer
+        self._trained = Trained(self._model)
         wanted = Wanted(
             self._model,
             optimizer.factory,
@@ -173,8 +178,14 @@ class Member:
             batch = seat.batch(self._lease)
             if self._front is not None:
                 self._front.begin(seat.stages, self._lease)
-            yield batch
-            if self._holds:
+            try:
+                yield batch
+            except GeneratorExit:  # a break, or an error in the loop
+                self._leave()
+                raise
+            if self._stopping:
+                self._leave()
+            elif self._holds:
                 raise ConfigError(
                     "a batch was not followed by optimizer.step(): make one step for each batch; "
                     "to accumulate gradients, use a larger batch_size"
@@ -182,21 +193,54 @@ class Member:
         self._close()
 
     def _step(self) -> None:
+        if self._over:
+            raise ConfigError("optimizer.step() after the loop: it belongs inside run.batches(...)")
         if self._seat is None or self._lease is None or not self._holds:
             raise ConfigError(
                 "optimizer.step() without a new batch: make one step for each batch, inside "
                 "for x, y in run.batches(dataset, batch_size=32)"
             )
+        assert self._trained is not None
+        self._trained.check()
         if self._front is not None:
             self._front.check()
         self._holds = False
         loss, self._loss = self._loss, None
-        self._lease = self._seat.done(self._lease, loss)
+        try:
+            self._lease = self._seat.done(self._lease, loss, self._stopping)
+        except BaseException:
+            self._over = True  # whoever catches this is told nothing more
+            raise
         if self._lease is None:
             self._close()
 
+    def stop(self) -> None:
+        """End the run for all workers, when this batch has had its step or at the next batch.
+
+        A run with a folder saves a checkpoint, and can be resumed. Every worker leaves its loop,
+        and its model holds the last version.
+        """
+        if self._seat is None:
+            raise ConfigError("run.stop() before the loop: call it inside run.batches(...)")
+        if self._away:
+            raise ConfigError("run.stop() after this worker has left the run: call it before break")
+        self._stopping = True
+
+    def _leave(self) -> None:
+        """The loop is left before the samples are done: for all, or for this worker alone."""
+        if self._over or self._seat is None:
+            return
+        self._over, self._holds, self._lease = True, False, None
+        if self._stopping:
+            self._seat.stop()
+        else:
+            self._away = True
+            self._seat.leave()
+        self._close()
+
     def _close(self) -> None:
         """No stages any more: the model computes by itself."""
+        self._over |= self._seat is not None
         if self._front is not None:
             self._front.close()
 
@@ -237,6 +281,8 @@ class Member:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None:
+            self._leave()  # a loop over batches that are still held
         self._close()
         if self._seat is not None:
             self._seat.left(error)

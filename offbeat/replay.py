@@ -20,6 +20,7 @@ from offbeat.log import (
     Entry,
     EpochDone,
     Joined,
+    Left,
     Log,
     Lost,
     Part,
@@ -206,7 +207,7 @@ class _Replayer:
             self.resting.discard(record.worker)
         elif isinstance(record, Rested):
             self.resting.add(record.worker)
-        elif isinstance(record, Lost):
+        elif isinstance(record, Lost | Left):
             self.parameters.forget(record.worker)
         elif isinstance(record, Relaid):
             self._relay(record)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from offbeat.codec import Codec
@@ -27,6 +27,7 @@ from offbeat.link.base import Over, Refused
 from offbeat.log import Listener
 from offbeat.loop import Loop
 from offbeat.replica.front import Stages
+from offbeat.replica.open import OpenReplica
 from offbeat.setup import Essentials, describe, describe_optimizer, make_job
 from offbeat.store.constraint import Constraint, constraints_of
 from offbeat.store.core import Store
@@ -144,12 +145,18 @@ class Seat(Protocol):
     def batch(self, lease: Lease) -> Any:
         """The batch of `lease`, which is about to be computed."""
 
-    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
         """The gradient of `lease` lies on the parameters; returns the next samples.
 
         On return the model holds what was pulled. None says that the run is over, and that the
-        model holds the final parameters.
+        model holds the final parameters. After the `last` step the run ends for everybody.
         """
+
+    def stop(self) -> None:
+        """End the run for everybody; on return the model holds the final parameters."""
+
+    def leave(self) -> None:
+        """The script has left its loop: the others go on, and the model holds `version`."""
 
     def left(self, error: BaseException | None) -> None:
         """The script has left the `with` block."""
@@ -244,6 +251,20 @@ def stages_of(worker: NumberWorker) -> Stages:
     return computing
 
 
+@torch.no_grad()
+def show_version(worker: NumberWorker, statistics: Mapping[str, Tensor] | None = None) -> None:
+    """Let the script's model hold the version that was pulled, also where stages computed it.
+
+    `statistics` are buffers of stages in other processes.
+    """
+    worker.sender.back_to_version()
+    replica = worker.sender.replica
+    if isinstance(replica, OpenReplica):
+        shown = dict(replica.model.named_buffers())
+        for name, buffer in (dict(statistics or {}) | dict(replica.named_buffers())).items():
+            shown[name].copy_(buffer)
+
+
 class LoopSeat:
     """A seat in real time, over a link.
 
@@ -289,7 +310,7 @@ class LoopSeat:
         reseed(self.loop.seed, lease)
         return self.worker.sender.replica.reader.read(lease)
 
-    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
         try:
             self.worker.finish(lease, loss)
             self.loop.computed()
@@ -298,7 +319,9 @@ class LoopSeat:
         except Over as over:
             self.worker.base = self.finish(over)
             return None
-        return self.next()
+        if last:
+            self.stop()
+        return None if last else self.next()
 
-    def left(self, error: BaseException | None) -> None:
-        return
+    def stop(self) -> None:
+        raise NotImplementedError

@@ -102,6 +102,14 @@ class Timing(msgspec.Struct, gc=False):
     communication: float = 0.0
 
 
+class LeftLoop(RunError):
+    """The script of a worker has left its loop, and computes no more."""
+
+
+class Unfinished(RunError):
+    """The script of a worker has ended the run before it computed what it was given."""
+
+
 class Worker:
     """What an engine asks of a participant: take leases, contribute, accept what was pulled."""
 

@@ -64,6 +64,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "replica.evaluate": {"errors", "data", "task", "replica.objective"},
     "replica.scale": {"errors"},
+    "replica.trained": {"errors"},
     "replica.passes": {"layout.tree", "replica.scale"},
     "replica.tensor": {"layout.shards", "link.peers"},
     "replica.part": {
@@ -266,30 +267,32 @@ LAYERS: dict[str, set[str]] = {
     "script": {
         *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
         *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
-        *("layout.value", "replica.front", "store.constraint"),
+        *("layout.value", "replica.front", "replica.open", "store.constraint"),
     },
     "kept": {
         *("discipline", "errors", "job", "log", "run", "setup", "report.summary", "report.split"),
         *("store.checkpoint", "store.core", "store.parameters", "store.table"),
     },
     "engine.alone": {
-        *("choices", "lease", "job", "worker", "loop", "run", "session", "script", "kept"),
+        *("choices", "lease", "log", "job", "worker", "loop", "run", "session", "script", "kept"),
         *("link", "report.summary", "store.table", "signals"),
+    },
+    "engine.player": {
+        *("errors", "data", "lease", "script", "worker", "replica.front"),
     },
     "engine.sim_script": {
         *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
         *("session", "setup", "replay", "script", "kept", "report.summary"),
-        *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state"),
-        "replica.front",
+        *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state", "engine.player"),
     },
     "hosts": {"errors", "log", "run", "script", "engine"},
     "join": {
         *("errors", "given", "discipline", "codec", "data", "lease", "log", "task", "run"),
         *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
-        *("hosts", "store.constraint"),
+        *("hosts", "store.constraint", "replica.trained"),
     },
     "engine.sim": {
-        *("errors", "choices", "pace", "cluster", "contribution", "job", "send", "worker"),
+        *("errors", "choices", "pace", "cluster", "contribution", "job", "lease", "send", "worker"),
         "store.core",
     },
     "engine.sim_state": {

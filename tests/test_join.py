@@ -294,7 +294,8 @@ def test_a_step_before_any_batch() -> None:
 
 def test_two_steps_for_one_batch() -> None:
     run, model, optimizer = member()
-    x, _ = next(iter(run.batches(problem().data, batch_size=4)))
+    batches = run.batches(problem().data, batch_size=4)
+    x, _ = next(batches)
     model(x).sum().backward()
     optimizer.step()
     with pytest.raises(ob.ConfigError, match="one step for each batch"):
@@ -354,7 +355,8 @@ def test_other_mistakes() -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run() -> None:
     run, model, optimizer = member()
-    x, _ = next(iter(run.batches(problem().data, batch_size=4)))
+    batches = run.batches(problem().data, batch_size=4)
+    x, _ = next(batches)
     model(x).sum().backward()
     run.record(float("nan"))
     with pytest.raises(ob.RunError, match="the loss is nan at worker 0"):

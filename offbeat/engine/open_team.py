@@ -10,6 +10,7 @@ from offbeat.contribution import Snapshot
 from offbeat.engine.split import SplitReplica
 from offbeat.engine.team import (
     Answer,
+    Back,
     Backward,
     Finish,
     Forward,
@@ -48,6 +49,8 @@ class OpenShare(Share):
             self.sender.begin()
         elif isinstance(order, Finish):
             self.sender.finish()
+        elif isinstance(order, Back):
+            self.sender.back_to_version()
         elif isinstance(order, Forward):
             self.made = replica.forward(order.asked, self.given)
         else:
@@ -64,6 +67,9 @@ class ScriptSender(SplitSender):
     def finish(self) -> None:
         # Done by all before the script goes on: it may write what the others would read only then.
         self.team.ask(Finish())
+
+    def back_to_version(self) -> None:
+        self.team.ask(Back())
 
     def accept(self, snapshot: Snapshot) -> None:
         self.team.ask(self.accepting(snapshot))

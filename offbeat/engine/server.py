@@ -18,9 +18,11 @@ from offbeat.link.messages import (
     Again,
     Ask,
     Bye,
+    End,
     Go,
     Join,
     Leased,
+    Leave,
     Message,
     Packets,
     Pull,
@@ -75,6 +77,8 @@ class Server:
         self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
         self.in_vain = [0] * len(shared.slots)  # times each was given up since it contributed
         self.met: set[int] = set()  # workers that have joined at least once
+        self.left: set[int] = set()  # workers whose script has left its loop
+        self.ended_by: int | None = None  # the worker whose script has ended the run
         self.over: Stop | None = None  # what everyone has been told at the end
         self.words: dict[int, dict[str, float]] = {}  # what each said at the end
         self.silent: Callable[[int], None] = lambda number: None  # told when one is frozen
@@ -131,6 +135,13 @@ class Server:
         if isinstance(message, Bye):
             self.words[number] = message.figures
             self.disconnect(number)
+        elif isinstance(message, End) and self.over is None:
+            self.deadline.pop(number, None)
+            self.ended_by = number
+        elif isinstance(message, Leave) and self.over is None:
+            self.deadline.pop(number, None)
+            self.left.add(number)
+            self._lose(number)
         elif self.over is None:
             self.deadline.pop(number, None)
             if self.frozen:
@@ -144,10 +155,16 @@ class Server:
 
     def dismiss(self) -> None:
         """Tell everyone that it is over; from here on only last words count."""
-        self.over = Stop(self.store.finished)
+        self.over = Stop(self.store.finished or self.ended)
         self.deadline.clear()
         for number in list(self.wires):
             self._send(number, self.over)
+
+    @property
+    def ended(self) -> bool:
+        """Whether scripts have decided that it is over: one for all, or each for itself."""
+        alone = len(self.left) == len(self.shared.slots) and self.left <= self.words.keys()
+        return self.ended_by is not None or alone
 
     def _turn_away(self, number: int, message: Message) -> None:
         """One that was given up speaks as if nothing had happened: it has to join again."""
@@ -167,6 +184,8 @@ class Server:
         assert self.store.parameters is not None
         self.store.parameters.averages.write(self.shared.slots[number].statistics.views)
         self.met.add(number)
+        self.left.discard(number)
+        self.words.pop(number, None)
         self.unpushed[number] = 0
         self._send(number, Welcome(incarnation))
         self._board_moved()
@@ -336,7 +355,10 @@ class Server:
         self.met.add(number)  # nobody waits for one that died before it joined
         if self.store.present(number):
             self._keep_gathered(number)
-            self.store.lose(number, self.clock(), why)
+            if number in self.left:
+                self.store.leave(number, self.clock())
+            else:
+                self.store.lose(number, self.clock(), why)
             self._board_moved()
             self._wake_resting()
 

@@ -81,6 +81,10 @@ class Recover(Order):
     """Forget what a step that was not finite left behind."""
 
 
+class Back(Order):
+    """The script has left its loop: hold the version that was pulled."""
+
+
 class Run(Order):
     """Let leases flow through until their end is told."""
 
@@ -99,7 +103,7 @@ class Answer(msgspec.Struct, array_like=True):
     figures: dict[str, float] = {}
 
 
-Halves = Start | Forward | Backward | Finish
+Halves = Start | Forward | Backward | Finish | Back
 Orders = Begin | Still | Step | Halves | Contribute | Accept | Recover | Run | Leave
 _encode = msgspec.msgpack.Encoder().encode
 _orders = msgspec.msgpack.Decoder(list[Orders]).decode

@@ -219,12 +219,6 @@ def test_an_error_in_a_thread_comes_out_once(tmp_path: Path, where: str) -> None
         simulate(script(tmp_path, **{where: text}))
 
 
-def test_a_worker_that_breaks_out(tmp_path: Path) -> None:
-    what = script(tmp_path, in_loop="if step == 1: break")
-    with pytest.raises(ob.RunError, match="worker 0 left its loop at version 1 with samples to go"):
-        simulate(what)
-
-
 def test_leaving_after_the_loop_is_fine(tmp_path: Path) -> None:
     simulate(script(tmp_path, after="raise SystemExit"))
     with pytest.raises(SystemExit, match="3"):
