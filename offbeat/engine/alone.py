@@ -120,6 +120,7 @@ class AloneSeat(LoopSeat):
             self.session.save(self._snapshot)
         self.store.log.write(Ended(self.now(), 0, self.store.version))
         self.worker.base = self._finish(Over())
+        self._rest()
 
     def leave(self) -> None:
         show_version(self.worker)

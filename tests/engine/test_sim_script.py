@@ -219,6 +219,12 @@ def test_an_error_in_a_thread_comes_out_once(tmp_path: Path, where: str) -> None
         simulate(script(tmp_path, **{where: text}))
 
 
+def test_parameters_that_come_late_are_refused(tmp_path: Path) -> None:
+    what = script(tmp_path, in_loop="model[0] = nn.Linear(3, 4).double()")
+    with pytest.raises(ob.ConfigError, match=r"'0\.weight' is new, and the run would not train it"):
+        simulate(what)
+
+
 def test_leaving_after_the_loop_is_fine(tmp_path: Path) -> None:
     simulate(script(tmp_path, after="raise SystemExit"))
     with pytest.raises(SystemExit, match="3"):
