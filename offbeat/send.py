@@ -329,6 +329,7 @@ class ElasticSender(_LocalSender):
             for centre, flat in zip(self.centre, snapshot.parameters, strict=True):
                 centre.copy_(flat)
             self.updater.advance(snapshot.version, snapshot.epoch)
+        self.replica.show(self.centre)
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:
         """The next pull brings the centre only, so the worker starts again from there."""

@@ -151,6 +151,12 @@ class OpenReplica(PartReplica):
         for parameter in self.shown.values():
             parameter.data = parameter.data.clone()
 
+    def show(self, pulled: Sequence[Flat]) -> None:
+        """A script sees what was pulled, as a copy: no process has all that is computed on."""
+        for flat in pulled:
+            for name, view in flat.views.items():
+                self.shown[name].data = self.views[name] = view.clone()
+
     def reclaim(self) -> None:
         for name, view in self.views.items():
             put_back(name, self.shown[name], view)

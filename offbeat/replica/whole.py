@@ -117,6 +117,9 @@ class Replica:
         """Let the parameters lie where nobody else writes."""
         self.bind([flat.clone() for flat in self.flats])
 
+    def show(self, pulled: Sequence[Flat]) -> None:
+        """What was pulled is not what this replica computes on; a script sees the latter."""
+
     def reclaim(self) -> None:
         """Take parameters back that a script gave other memory (`p.data = ...`), with its values.
 

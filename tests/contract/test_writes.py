@@ -82,6 +82,7 @@ def test_lock_step_on_real_processes_is_what_is_simulated(tmp_path: Path) -> Non
         ("by swapping", ("soft:2",)),
         ("in place", ("local:2", "--via", "allreduce")),
         ("in place", ("easgd:2",)),
+        ("in place", ("easgd:2", "--layout", LAYOUT)),
         ("in place", ("bsp", "--layout", LAYOUT)),
         ("by swapping", ("local:2", "--layout", LAYOUT)),
     ],
