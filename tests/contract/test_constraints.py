@@ -156,6 +156,13 @@ def test_what_cannot_hold_is_refused(options: dict[str, Any], remedy: str) -> No
         run("sim", problem(), **{"discipline": "bsp", "workers": 2} | options)
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_norm_that_forward_would_write_is_one_for_the_store(kind: Any) -> None:
+    what = problem(lambda: nn.Sequential(kind(5, 3, max_norm=1.0), nn.Linear(3, 2)))
+    with pytest.raises(ob.ConfigError, match=r'constrain=ob\.MaxNorm\(1, "0\.weight"\)'):
+        run("sim", what, "bsp", workers=2)
+
+
 def test_hogwild_is_refused() -> None:
     with pytest.raises(ob.ConfigError, match="workers change parameters by themselves"):
         run("local", problem(), "hogwild", workers=2, constrain=BOX)

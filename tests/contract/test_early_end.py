@@ -261,16 +261,25 @@ def test_all_leave(tmp_path: Path, capsys: Any) -> None:
     assert everything_once(tmp_path / "local")
 
 
-def test_torchrun_ends_when_all_have_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("after", "left", "ended_by"),
+    [
+        ("if step == 3: break", [0, 1], None),
+        ("if run.rank == 1 and step == 3: run.stop()", [], 1),
+    ],
+)
+def test_torchrun(tmp_path: Path, after: str, left: list[int], ended_by: int | None) -> None:
     out = tmp_path / "run"
-    what = script(tmp_path, after="if step == 3: break", join=f"discipline='asp', out={str(out)!r}")
+    what = script(tmp_path, after=after, join=f"discipline='bsp', out={str(out)!r}")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*command, "--nproc-per-node", "2", str(what.path)],
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads((out / "summary.json").read_text())["left"] == [0, 1]
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["left"], summary["ended_by"]) == (left, ended_by)
+    assert 0 < summary["updates"] < 12
 
 
 def test_one_that_fails_in_its_loop_and_comes_back_has_not_left(tmp_path: Path) -> None:
