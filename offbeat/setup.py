@@ -26,7 +26,7 @@ from offbeat.layout.value import Layout
 from offbeat.replica import last, objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
-from offbeat.store.constraint import Constraint, MaxNorm, constraints_of
+from offbeat.store.constraint import Constraint, constraints_of, refuse_rows
 from offbeat.store.table import (
     ByCount,
     BySize,
@@ -247,16 +247,10 @@ def _rules(
 
 
 def _check_constraints(job: Job) -> None:
-    """At a worker with local steps, a norm needs whole rows."""
     assert isinstance(job.content, Numbers)
     cut, local = job.content.cut, job.content.local_rule
-    if cut is None or cut.shards is None or local is None:
-        return
-    if any(isinstance(limit, MaxNorm) for limit in local.constraints):
-        raise ConfigError(
-            f"{job.discipline} makes local steps, and with {cut.layout} no process has a whole "
-            "row: use ob.Clamp, or a discipline that sends gradients, or tp=1"
-        )
+    if cut is not None and cut.shards is not None and local is not None:
+        refuse_rows(local.constraints, str(job.discipline), str(cut.layout))
 
 
 def _hash_every(value: int | None, model: nn.Module) -> int:

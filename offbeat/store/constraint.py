@@ -149,3 +149,12 @@ def constraints_of(value: Any, model: nn.Module) -> tuple[Constraint, ...]:
                     f"{nearest(pattern, trained)}"
                 )
     return found
+
+
+def refuse_rows(limits: Sequence[Constraint], discipline: str, layout: str) -> None:
+    """At a worker with local steps a norm needs whole rows, which `layout` splits."""
+    if any(isinstance(limit, MaxNorm) for limit in limits):
+        raise ConfigError(
+            f"{discipline} makes local steps, and with {layout} no process has a whole row: use "
+            "ob.Clamp, or a discipline that sends gradients, or tp=1"
+        )
