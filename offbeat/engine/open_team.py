@@ -69,7 +69,8 @@ class ScriptSender(SplitSender):
         self.team.ask(Finish())
 
     def back_to_version(self) -> None:
-        self.team.ask(Back())
+        if not self.team.asking:  # else an error in a pass has ended the loop, and nobody listens
+            self.team.ask(Back())
 
     def accept(self, snapshot: Snapshot) -> None:
         self.team.ask(self.accepting(snapshot))

@@ -205,6 +205,7 @@ class Team:
         self.mesh = wires.mesh(LEADER)
         self.share = main(LEADER, self.mesh)
         self.untold: list[Orders] = []
+        self.asking = False  # whether an order is under way; it stays so if that has failed
 
     def tell(self, order: Orders) -> None:
         """An order that nobody answers; the others hear it together with the next."""
@@ -213,9 +214,11 @@ class Team:
 
     def ask(self, order: Orders) -> list[Answer]:
         """Everybody's answer, in the order of the processes."""
+        self.asking = True
         self.start(order)
-        mine = self.obey(order)
-        return [mine, *self.answers()]
+        found = [self.obey(order), *self.answers()]
+        self.asking = False
+        return found
 
     def obey(self, order: Orders) -> Answer:
         """The leader's own share of an order."""
