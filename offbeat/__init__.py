@@ -14,7 +14,7 @@ The modules in the order in which a gradient meets them:
 - `worker`, `loop`: the cycle that ties these together, and its turns in real time
 - `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
 - `session`, `signals`, `train`, `cost`, `kept`, `run`: the front door for functions
-- `script`, `join`: the front door for scripts
+- `script`, `hosts`, `join`: the front door for scripts
 - `track`: your own callback, TensorBoard, CSV, MLflow, W&B
 - `compare`: disciplines side by side on any task, over devices and repeats
 - `watch`: the live page of a run
@@ -74,6 +74,7 @@ from offbeat.replay import Replay, replay
 from offbeat.replica.objective import BatchLoss
 from offbeat.report.summary import History, Summary
 from offbeat.run import Interrupted, Run
+from offbeat.store.constraint import Clamp, MaxNorm
 from offbeat.store.schedule import Schedule
 from offbeat.store.table import ByCount, BySize, ByWeight
 from offbeat.store.updater import Clip
@@ -102,6 +103,7 @@ __all__ = [
     "Callback",
     "Change",
     "CheckpointError",
+    "Clamp",
     "Clip",
     "Cluster",
     "ConfigError",
@@ -126,6 +128,7 @@ __all__ = [
     "Listener",
     "LocalSGD",
     "Machine",
+    "MaxNorm",
     "Member",
     "Metric",
     "OffbeatError",

@@ -38,6 +38,7 @@ class State:
     ACTIVE = 1  # has a lease, or is on its way to one
     RESTING = 2  # nothing to do now; wakes if a lease comes back
     LOST = 3  # silent for longer than patience
+    LEFT = 4  # its script has left its loop
 
 
 def new_board(workers: int) -> Cells:
@@ -167,7 +168,7 @@ def set_state(cells: Cells, worker: int, state: int) -> None:
     if not at_work:
         cells[Row.WAITING, worker] = 0
         cells[Row.BLOCKER, worker] = NOBODY
-    if state == State.LOST:
+    if state in (State.LOST, State.LEFT):
         cells[Row.PENDING, worker] = 0
 
 

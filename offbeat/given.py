@@ -17,7 +17,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("batch_size", "epochs", "shuffle", "collate", "drop_last"), "run.batches(..., {}=...)"
     ),
-    **dict.fromkeys(("schedule", "clip", "groups"), "run.optimizer(..., {}=...)"),
+    **dict.fromkeys(("schedule", "clip", "groups", "constrain"), "run.optimizer(..., {}=...)"),
 }
 
 

@@ -1,8 +1,6 @@
 """The front door for scripts: `with ob.join() as run`, and the loop is the user's own."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,16 +13,16 @@ from torch.utils.data import DataLoader, Dataset
 from offbeat.codec import Codec
 from offbeat.data import Collate
 from offbeat.discipline import Discipline
-from offbeat.engine import local_script, torchrun
-from offbeat.engine.alone import AloneSeat
 from offbeat.errors import ConfigError
 from offbeat.given import check_join, check_kinds
+from offbeat.hosts import Alone, torchrun_host
 from offbeat.layout.value import Layout
 from offbeat.lease import Lease
 from offbeat.log import Listener
 from offbeat.replica.front import Front
-from offbeat.run import Run
+from offbeat.replica.trained import Trained
 from offbeat.script import Host, Seat, Settings, Wanted, host
+from offbeat.store.constraint import Constraint
 from offbeat.store.schedule import Schedule, Shown
 from offbeat.store.table import Placement
 from offbeat.store.updater import Clip
@@ -60,103 +58,8 @@ def join(**defaults: Unpack[Defaults]) -> "Member":
     """
     check_join(defaults, Defaults.__annotations__)
     check_kinds(defaults)
-    where = host.get() or _torchrun() or Alone()
+    where = host.get() or torchrun_host() or Alone()
     return Member(where, where.settle(Settings(**defaults)))
-
-
-# ---------------------------------------------------------------- who runs the script
-
-
-class Alone:
-    """Nobody: the script runs under plain Python, with one worker."""
-
-    rank, workers = 0, 1
-
-    def settle(self, defaults: Settings) -> Settings:
-        return defaults
-
-    def seat(self, wanted: Wanted) -> Seat:
-        return AloneSeat(wanted)
-
-
-@dataclass
-class Launched:
-    """`offbeat run` on this machine: one process until the first `batches`, then several.
-
-    `asked` are the settings that the command line names; `emulate` are the least seconds of each
-    worker's step.
-    """
-
-    workers: int
-    asked: Mapping[str, Any]
-    emulate: tuple[float, ...] | None = None
-    listeners: Sequence[Listener] = ()
-    rank: int = 0
-    worker: local_script.ForkedSeat | None = None  # in a worker's process, once there is one
-
-    def settle(self, defaults: Settings) -> Settings:
-        return replace(defaults, **self.asked)
-
-    def seat(self, wanted: Wanted) -> Seat:
-        if self.worker is not None:
-            raise ConfigError("a script joins one run: use one ob.join() and one loop")
-        found = local_script.start(wanted, self.emulate, self.listeners)
-        if isinstance(found, Run):
-            raise Finished(found)
-        self.worker = found
-        return found
-
-    def ended(self, error: BaseException | None) -> None:
-        """The script is through or has failed; a worker's process goes no further than here."""
-        if self.worker is not None:
-            self.worker.ended(error)
-
-
-@dataclass(frozen=True)
-class Torchrun:
-    """torchrun started every process, and its environment says who this one is."""
-
-    rank: int
-    workers: int
-    local_rank: int
-    local_workers: int
-    run: str
-    port: int
-
-    def settle(self, defaults: Settings) -> Settings:
-        return defaults
-
-    def seat(self, wanted: Wanted) -> Seat:
-        if wanted.settings.layout is not None:
-            raise ConfigError(
-                "torchrun starts a process for each worker, and a layout makes a worker of "
-                f"several: write offbeat run -n {self.workers} --layout "
-                f"{wanted.settings.layout} instead of torchrun"
-            )
-        local_script.refuse_several_machines(self.workers, self.local_workers)
-        return torchrun.enter(wanted, torchrun.Rank(self.rank, self.workers, self.run, self.port))
-
-
-def _torchrun() -> Torchrun | None:
-    words = os.environ
-    if "TORCHELASTIC_RUN_ID" not in words or words.get("WORLD_SIZE", "1") == "1":
-        return None
-    return Torchrun(
-        int(words["RANK"]),
-        int(words["WORLD_SIZE"]),
-        int(words["LOCAL_RANK"]),
-        int(words["LOCAL_WORLD_SIZE"]),
-        words["TORCHELASTIC_RUN_ID"],
-        int(words["MASTER_PORT"]),
-    )
-
-
-class Finished(SystemExit):
-    """Takes the launcher out of the script; the workers went through it in their own processes."""
-
-    def __init__(self, result: Run):
-        super().__init__(0)
-        self.result = result
 
 
 # ---------------------------------------------------------------- what the script holds
@@ -171,10 +74,13 @@ class Member:
         self._optimizer: Optimizer | None = None
         self._seat: Seat | None = None
         self._front: Front | None = None  # of a model that is split
+        self._trained: Trained | None = None
         self._lease: Lease | None = None
         self._holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
         self._epoch = 0
+        self._stopping = False  # the run is to end for all after this step
+        self._over = self._away = False  # no more batches, because it has ended, or was left
 
     # ------------------------------------------------------------ before the loop
 
@@ -196,6 +102,7 @@ class Member:
         schedule: Schedule | None = None,
         clip: Clip | None = None,
         groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None,
+        constrain: Constraint | str | Sequence[Constraint | str] | None = None,
     ) -> "Optimizer":
         """Makes the steps; `factory` is like `partial(torch.optim.SGD, lr=0.1)`.
 
@@ -209,7 +116,7 @@ class Member:
                 "the optimiser is made over the store's tensors: pass a factory such as "
                 f"partial(torch.optim.{kind}, lr=0.1), not an optimiser"
             )
-        self._optimizer = Optimizer(self, factory, schedule, clip, groups)
+        self._optimizer = Optimizer(self, factory, schedule, clip, groups, constrain)
         return self._optimizer
 
     def batches(
@@ -241,6 +148,7 @@ class Member:
                 "run.batches(loader.dataset, batch_size=32), with collate= if you have one"
             )
         optimizer = self._optimizer
+        self._trained = Trained(self._model)
         wanted = Wanted(
             self._model,
             optimizer.factory,
@@ -255,6 +163,7 @@ class Member:
             shuffle,
             collate,
             drop_last,
+            optimizer.constrain,
         )
         self._seat = self._host.seat(wanted)
         if self._settings.layout is not None:
@@ -271,8 +180,14 @@ class Member:
             batch = seat.batch(self._lease)
             if self._front is not None:
                 self._front.begin(seat.stages, self._lease)
-            yield batch
-            if self._holds:
+            try:
+                yield batch
+            except GeneratorExit:  # a break, or an error in the loop
+                self._leave()
+                raise
+            if self._stopping:
+                self._leave()
+            elif self._holds:
                 raise ConfigError(
                     "a batch was not followed by optimizer.step(): make one step for each batch; "
                     "to accumulate gradients, use a larger batch_size"
@@ -280,21 +195,54 @@ class Member:
         self._close()
 
     def _step(self) -> None:
+        if self._over:
+            raise ConfigError("optimizer.step() after the loop: it belongs inside run.batches(...)")
         if self._seat is None or self._lease is None or not self._holds:
             raise ConfigError(
                 "optimizer.step() without a new batch: make one step for each batch, inside "
                 "for x, y in run.batches(dataset, batch_size=32)"
             )
+        assert self._trained is not None
+        self._trained.check()
         if self._front is not None:
             self._front.check()
         self._holds = False
         loss, self._loss = self._loss, None
-        self._lease = self._seat.done(self._lease, loss)
+        try:
+            self._lease = self._seat.done(self._lease, loss, self._stopping)
+        except BaseException:
+            self._over = True  # whoever catches this is told nothing more
+            raise
         if self._lease is None:
             self._close()
 
+    def stop(self) -> None:
+        """End the run for all workers, when this batch has had its step or at the next batch.
+
+        A run with a folder saves a checkpoint, and can be resumed. Every worker leaves its loop,
+        and its model holds the last version.
+        """
+        if self._seat is None:
+            raise ConfigError("run.stop() before the loop: call it inside run.batches(...)")
+        if self._away:
+            raise ConfigError("run.stop() after this worker has left the run: call it before break")
+        self._stopping = True
+
+    def _leave(self) -> None:
+        """The loop is left before the samples are done: for all, or for this worker alone."""
+        if self._over or self._seat is None:
+            return
+        self._over, self._holds, self._lease = True, False, None
+        if self._stopping:
+            self._seat.stop()
+        else:
+            self._away = True
+            self._seat.leave()
+        self._close()
+
     def _close(self) -> None:
         """No stages any more: the model computes by itself."""
+        self._over |= self._seat is not None
         if self._front is not None:
             self._front.close()
 
@@ -335,6 +283,8 @@ class Member:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None:
+            self._leave()  # a loop over batches that are still held
         self._close()
         if self._seat is not None:
             self._seat.left(error)
@@ -350,10 +300,12 @@ class Optimizer:
         schedule: Schedule | None,
         clip: Clip | None,
         groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None,
+        constrain: Constraint | str | Sequence[Constraint | str] | None,
     ):
         self._member = member
         self.factory, self.schedule, self.clip, self.groups = factory, schedule, clip, groups
         self._shown: Shown | None = None
+        self.constrain = constrain
 
     def step(self, closure: None = None) -> None:
         """Hand over the gradient of this batch; afterwards the model holds what was pulled."""

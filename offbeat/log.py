@@ -107,6 +107,21 @@ class Lost(Record, tag="lost"):
     why: str = ""  # who waited for whom in a replica of several processes
 
 
+class Left(Record, tag="left"):
+    """A script left its loop in one worker; its leases are issued again, and the others go on."""
+
+    worker: int
+    incarnation: int
+    leases: list[Lease]
+
+
+class Ended(Record, tag="end"):
+    """The script of `worker` ended the run for all, before every sample had been dealt with."""
+
+    worker: int
+    version: int
+
+
 class Relaid(Record, tag="relaid"):
     """A run goes on with replicas that are split in another way, and so sum in another order."""
 
@@ -140,7 +155,8 @@ class Evaluated(Record, tag="test"):
 
 
 Entry = (
-    Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Relaid | Rested
+    Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Left | Ended | Relaid
+    | Rested
     | EpochDone | Evaluated
 )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import time
 
-from offbeat.errors import RunError
 from offbeat.lease import Lease
 from offbeat.link.base import Link
 from offbeat.worker import Action, Cycle, Timing, Worker
@@ -42,13 +41,7 @@ class Loop:
         """Compute until the run is over."""
         while True:
             self.worker.take(self.next())
-            try:
-                self.worker.catch_up()
-            except RunError:
-                # One that was given up while it stood still may have read parameters that others
-                # were writing; its numbers mean nothing, and it is told to join again.
-                self.link.confirm()
-                raise
+            self.worker.catch_up()
             self.computed()
 
     def computed(self) -> None:

@@ -21,6 +21,7 @@ from offbeat.log import (
     Entry,
     EpochDone,
     Joined,
+    Left,
     Log,
     Lost,
     Part,
@@ -119,6 +120,7 @@ class Recorded(msgspec.Struct):
     overlap: bool = False
     drop_last: bool = False
     numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
+    constrain: Any = None
 
 
 def settings_of(place: RunFolder) -> Recorded:
@@ -194,7 +196,8 @@ def _job(
     options: dict[str, Any],
     layout: str | None,
 ) -> Job:
-    for key in ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "drop_last"):
+    recorded = ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "drop_last")
+    for key in (*recorded, "constrain"):
         options.setdefault(key, getattr(config, key))
     options["layout"] = layout
     wanted = Essentials(
@@ -277,7 +280,7 @@ class _Replayer:
             self.resting.discard(record.worker)
         elif isinstance(record, Rested):
             self.resting.add(record.worker)
-        elif isinstance(record, Lost):
+        elif isinstance(record, Lost | Left):
             self.parameters.forget(record.worker)
         elif isinstance(record, Relaid):
             self._relay(record)

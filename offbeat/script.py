@@ -1,5 +1,6 @@
 """What a script with a loop of its own and the engine that runs it say to each other."""
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,14 +12,14 @@ from time import perf_counter
 from types import CodeType, ModuleType
 from typing import Any, Literal, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from offbeat.chance import seed_all
 from offbeat.codec import Codec
 from offbeat.data import Collate, mix
 from offbeat.discipline import Discipline, as_discipline
-from offbeat.errors import RunError
 from offbeat.job import Job, Place
 from offbeat.layout.value import Layout, in_halves, replicas_of
 from offbeat.lease import Lease
@@ -26,7 +27,10 @@ from offbeat.link.base import Over, Refused
 from offbeat.log import Listener
 from offbeat.loop import Loop
 from offbeat.replica.front import Stages
+from offbeat.replica.open import OpenReplica
+from offbeat.replica.soundness import check_hooks
 from offbeat.setup import Essentials, describe, describe_optimizer, make_job, numerics_of
+from offbeat.store.constraint import Constraint, constraints_of
 from offbeat.store.core import Store
 from offbeat.store.schedule import Schedule
 from offbeat.store.table import Placement, fingerprint
@@ -72,6 +76,7 @@ class Wanted:
     shuffle: bool = True
     collate: Collate | None = None
     drop_last: bool = False
+    constrain: Constraint | str | Sequence[Constraint | str] | None = None
 
     @property
     def rule(self) -> OptimizerFactory | None:
@@ -81,9 +86,12 @@ class Wanted:
 
     def job(self) -> Job:
         """The run, checked and put together; its loss is known to the script alone."""
-        settings = self.settings
+        settings, model = self.settings, self.model
+        if settings.layout is not None:  # stages are made of it while the script holds the front
+            check_hooks(model)
+            model = copy.deepcopy(model)
         essentials = Essentials(
-            self.model,
+            model,
             self.data,
             None,
             settings.discipline,
@@ -96,7 +104,7 @@ class Wanted:
         )
         kept = ("codec", "shards", "policies", "nonfinite", "hash_every")
         options = {name: getattr(settings, name) for name in kept}
-        mine = ("schedule", "clip", "groups", "shuffle", "collate", "drop_last")
+        mine = ("schedule", "clip", "groups", "shuffle", "collate", "drop_last", "constrain")
         options |= {name: getattr(self, name) for name in mine}
         return make_job(essentials, options | {"layout": self._layout()})
 
@@ -120,6 +128,7 @@ class Wanted:
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "optimizer": describe_optimizer(self.rule),
+            "constrain": [str(one) for one in constraints_of(self.constrain, self.model)] or None,
         }
 
 
@@ -146,12 +155,18 @@ class Seat(Protocol):
     def batch(self, lease: Lease) -> Any:
         """The batch of `lease`, which is about to be computed."""
 
-    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
         """The gradient of `lease` lies on the parameters; returns the next samples.
 
         On return the model holds what was pulled. None says that the run is over, and that the
-        model holds the final parameters.
+        model holds the final parameters. After the `last` step the run ends for everybody.
         """
+
+    def stop(self) -> None:
+        """End the run for everybody; on return the model holds the final parameters."""
+
+    def leave(self) -> None:
+        """The script has left its loop: the others go on, and the model holds `version`."""
 
     def left(self, error: BaseException | None) -> None:
         """The script has left the `with` block."""
@@ -243,6 +258,20 @@ def stages_of(worker: NumberWorker) -> Stages:
     return computing
 
 
+@torch.no_grad()
+def show_version(worker: NumberWorker, statistics: Mapping[str, Tensor] | None = None) -> None:
+    """Let the script's model hold the version that was pulled, also where stages computed it.
+
+    `statistics` are buffers of stages in other processes.
+    """
+    worker.sender.back_to_version()
+    replica = worker.sender.replica
+    if isinstance(replica, OpenReplica):
+        shown = dict(replica.model.named_buffers())
+        for name, buffer in (dict(statistics or {}) | dict(replica.named_buffers())).items():
+            shown[name].copy_(buffer)
+
+
 class LoopSeat:
     """A seat in real time, over a link.
 
@@ -292,24 +321,18 @@ class LoopSeat:
         reseed(self.loop.seed, lease)
         return self.worker.sender.replica.reader.read(lease)
 
-    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
         try:
-            self._done(lease, loss)
+            self.worker.finish(lease, loss)
+            self.loop.computed()
         except Refused:
             self.loop = self.enter()
         except Over as over:
             self.worker.base = self.finish(over)
             return None
-        return self.next()
+        if last:
+            self.stop()
+        return None if last else self.next()
 
-    def _done(self, lease: Lease, loss: float | None) -> None:
-        try:
-            self.worker.finish(lease, loss)
-            self.loop.computed()
-        except RunError:
-            # Numbers of one that was given up while it stood still mean nothing: it joins again.
-            self.loop.link.confirm()
-            raise
-
-    def left(self, error: BaseException | None) -> None:
-        return
+    def stop(self) -> None:
+        raise NotImplementedError

@@ -67,6 +67,9 @@ class Sender:
         assert snapshot.parameters is not None
         self.replica.load(snapshot.parameters)
 
+    def back_to_version(self) -> None:
+        """Let the replica hold the version that was pulled, without steps of its own."""
+
     def recover(self, buffers: Mapping[str, Tensor]) -> None:
         """Forget what a step that was not finite left behind; parameters are pulled anew."""
         self.replica.recover(buffers)
@@ -177,10 +180,17 @@ class AccumulatedSender(Sender):
 class _LocalSender(Sender):
     """A worker with an optimiser of its own."""
 
+    pulled: list[Flat] | None = None  # the version it holds, beside its own steps
+
     def __init__(self, replica: Replica, codec: Codec | None, recipe: Recipe, out: Outs = None):
         super().__init__(replica, codec, out)
         self.clip = recipe.clip
         self.updater = Updater(recipe, replica.parameters)
+
+    def back_to_version(self) -> None:
+        if self.pulled is not None:
+            for mine, version in zip(self.replica.flats, self.pulled, strict=True):
+                mine.copy_(version)
 
     def local_step(self) -> None:
         if self.clip is not None:
@@ -214,16 +224,11 @@ class ChangeSender(_LocalSender):
     """The change since the last pull, negated so that descending it adds the change."""
 
     def __init__(
-        self,
-        replica: Replica,
-        codec: Codec | None,
-        recipe: Recipe,
-        send: Change,
-        out: Outs = None,
+        self, replica: Replica, codec: Codec | None, recipe: Recipe, send: Change, out: Outs = None
     ):
         super().__init__(replica, codec, recipe, out)
         self.after_sync = send.state
-        self.anchor = [flat.clone() for flat in replica.flats]
+        self.anchor = self.pulled = [flat.clone() for flat in replica.flats]
 
     def finish(self) -> None:
         self.local_step()
@@ -270,12 +275,7 @@ class ElasticSender(_LocalSender):
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        codec: Codec | None,
-        recipe: Recipe,
-        alpha: float,
-        out: Outs = None,
+        self, replica: Replica, codec: Codec | None, recipe: Recipe, alpha: float, out: Outs = None
     ):
         super().__init__(replica, codec, recipe, out)
         self.alpha = alpha
@@ -317,16 +317,19 @@ class ElasticSender(_LocalSender):
         if self.unapplied:
             self.local_step()
             self.unapplied = False
+        else:
+            self.updater.constrain()
 
     def accept(self, snapshot: Snapshot) -> None:
         assert snapshot.parameters is not None
         if self.centre is None:
             super().accept(snapshot)
-            self.centre = [flat.clone() for flat in snapshot.parameters]
+            self.centre = self.pulled = [flat.clone() for flat in snapshot.parameters]
         else:
             for centre, flat in zip(self.centre, snapshot.parameters, strict=True):
                 centre.copy_(flat)
             self.updater.advance(snapshot.version, snapshot.epoch)
+        self.replica.show(self.centre)
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:
         """The next pull brings the centre only, so the worker starts again from there."""
@@ -349,7 +352,7 @@ class ElasticSender(_LocalSender):
         super().load_state(tensors)
         centres = under("centre/", tensors)
         if centres:
-            self.centre = [Flat(flat.table) for flat in self.replica.flats]
+            self.centre = self.pulled = [Flat(flat.table) for flat in self.replica.flats]
             fill(self.centre, centres)
         gradients = under("gradient/", tensors)
         self.unapplied = bool(gradients)

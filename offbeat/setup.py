@@ -29,6 +29,7 @@ from offbeat.replica import last, objective, turns
 from offbeat.replica.objective import BatchLoss, Loss
 from offbeat.replica.soundness import check_hooks, check_mode, check_model, check_sparse
 from offbeat.store.checkpoint import RunFolder
+from offbeat.store.constraint import Constraint, constraints_of, refuse_rows
 from offbeat.store.schedule import Schedule
 from offbeat.store.table import (
     ByCount,
@@ -56,6 +57,7 @@ class Options(TypedDict, total=False):
     codec: Codec | str | None  # how small contributions are made: "topk:0.01", "int8", ...
     schedule: Schedule | None  # learning rate over epochs or versions
     clip: Clip | None  # gradient clipping
+    constrain: Constraint | str | Sequence[Constraint | str] | None  # after each update
     groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None  # parameter groups
     policies: Mapping[str, str]  # buffer name patterns to shared, averaged or local
     shards: int | Placement  # of the store
@@ -129,6 +131,7 @@ def make_job(wanted: Essentials, options: Mapping[str, Any]) -> Job:
         options.get("drop_last", False),
         wanted.numerics,
     )
+    _check_constraints(job)
     job.check()
     check_length(job)
     last.check(job, wanted.loss)
@@ -230,7 +233,14 @@ def _rules(
             "or use asp to apply your optimiser to every gradient"
         )
     groups = groups_of(model, options.get("groups"))
-    mine = {"schedule": options.get("schedule"), "clip": options.get("clip")}
+    limits = constraints_of(options.get("constrain"), model)
+    if limits and (discipline.pairs or isinstance(discipline.send, InPlace)):
+        raise ConfigError(
+            f"a constraint holds after each update of the store, and under {discipline} workers "
+            "change parameters by themselves: use asp or ssp, or leave constrain out"
+        )
+    mine: dict[str, Any] = {"schedule": options.get("schedule"), "clip": options.get("clip")}
+    mine["constraints"] = limits
     if not discipline.steps_locally:
         return Recipe(rule_factory(discipline, optimizer), groups, **mine), None
     if optimizer is None:
@@ -240,8 +250,15 @@ def _rules(
     plain: tuple[Group, ...] = ((tuple(name for names, _ in groups for name in names), {}),)
     if isinstance(discipline.send, InPlace):  # the store has nothing to apply
         return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
-    store = Recipe(rule_factory(discipline, None), plain)
+    store = Recipe(rule_factory(discipline, None), plain, constraints=limits)
     return store, Recipe(optimizer, groups, **mine)
+
+
+def _check_constraints(job: Job) -> None:
+    assert isinstance(job.content, Numbers)
+    cut, local = job.content.cut, job.content.local_rule
+    if cut is not None and cut.shards is not None and local is not None:
+        refuse_rows(local.constraints, str(job.discipline), str(cut.layout))
 
 
 def _hash_every(value: int | None, model: nn.Module) -> int:
@@ -294,6 +311,7 @@ def describe(job: Job, optimizer: OptimizerFactory | None) -> dict[str, Any]:
         "optimizer": describe_optimizer(optimizer),
         "schedule": _describe_schedule(numbers),
         "clip": _clip_text(numbers),
+        "constrain": [str(limit) for limit in numbers.store_rule.constraints] or None,
         "policies": dict(numbers.policies),
         "layout": None if numbers.cut is None else str(numbers.cut.layout),
         "model": fingerprint(numbers.model),

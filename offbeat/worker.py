@@ -102,6 +102,14 @@ class Timing(msgspec.Struct, gc=False):
     communication: float = 0.0
 
 
+class LeftLoop(RunError):
+    """The script of a worker has left its loop, and computes no more."""
+
+
+class Unfinished(RunError):
+    """The script of a worker has ended the run before it computed what it was given."""
+
+
 class Worker:
     """What an engine asks of a participant: take leases, contribute, accept what was pulled."""
 
@@ -214,6 +222,7 @@ class NumberWorker(Worker):
 
     def finish(self, lease: Lease, loss: float | None) -> None:
         """A step of which the user's own code has computed the gradient."""
+        self.sender.replica.reclaim()
         self.sender.finish()
         self.done.append(lease)
         self.computed_on = self.base

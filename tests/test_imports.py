@@ -65,11 +65,12 @@ LAYERS: dict[str, set[str]] = {
     "replica.objective": {"errors", "lease", "data", "replica.soundness"},
     "replica.stream": {"store.table"},
     "replica.whole": {
-        *("lease", "data", "store.table"),
+        *("errors", "lease", "data", "store.table"),
         *("replica.objective", "replica.shared", "replica.stream"),
     },
     "replica.evaluate": {"errors", "data", "task", "replica.objective"},
     "replica.scale": {"errors"},
+    "replica.trained": {"errors"},
     "replica.passes": {"layout.tree", "replica.scale"},
     "replica.tensor": {"layout.shards", "link.peers"},
     "replica.part": {
@@ -90,7 +91,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "replica.open": {
         *("lease", "layout.schedule", "layout.tree", "store.table"),
-        *("replica.part", "replica.passes", "replica.split"),
+        *("replica.part", "replica.passes", "replica.split", "replica.whole"),
     },
     "replica.front": {
         "chance",
@@ -99,9 +100,11 @@ LAYERS: dict[str, set[str]] = {
     },
     "store.joint": {"optim", "store.table"},
     "store.schedule": {"errors"},
+    "store.constraint": {"errors", "spelling"},
     "store.updater": {
         "store.schedule",
         *("errors", "choices", "discipline", "optim", "task", "store.table", "store.joint"),
+        "store.constraint",
     },
     "store.weigh": {"choices", "store.table"},
     "store.parameters": {
@@ -241,7 +244,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "engine.keep": {"link.memory", "store.checkpoint"},
     "engine.open_team": {
-        *("job", "worker", "store.core", "link.mesh", "engine"),
+        *("contribution", "job", "worker", "store.core", "link.mesh", "engine"),
         *("replica.open", "replica.part", "replica.passes"),
     },
     "engine.watchdog": {"link.signs"},
@@ -281,7 +284,7 @@ LAYERS: dict[str, set[str]] = {
         "chance",
         *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
         *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
-        *("layout.value", "replica.front"),
+        *("layout.value", "replica.front", "replica.open", "replica.soundness", "store.constraint"),
     },
     "kept": {
         *("discipline", "errors", "job", "log", "logfile", "run", "setup"),
@@ -290,23 +293,27 @@ LAYERS: dict[str, set[str]] = {
         *("store.table", "store.tensors"),
     },
     "engine.alone": {
-        *("choices", "lease", "job", "worker", "loop", "run", "session", "script", "kept"),
+        *("choices", "lease", "log", "job", "worker", "loop", "run", "session", "script", "kept"),
         *("link", "report.summary", "store.table", "signals"),
+    },
+    "engine.player": {
+        *("chance", "errors", "data", "lease", "script", "worker", "replica.front"),
     },
     "engine.sim_script": {
         "chance",
         *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
         *("session", "setup", "replay", "script", "kept", "report.summary"),
-        *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state"),
-        "replica.front",
+        *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state", "engine.player"),
     },
+    "hosts": {"errors", "log", "run", "script", "engine"},
     "join": {
         "store.schedule",
         *("errors", "given", "discipline", "codec", "data", "lease", "log", "task", "run"),
         *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
+        *("hosts", "store.constraint", "replica.trained"),
     },
     "engine.sim": {
-        *("errors", "choices", "pace", "cluster", "contribution", "job", "send", "worker"),
+        *("errors", "choices", "pace", "cluster", "contribution", "job", "lease", "send", "worker"),
         "store.core",
     },
     "engine.sim_state": {
@@ -360,6 +367,7 @@ LAYERS: dict[str, set[str]] = {
         *("length", "store.checkpoint", "store.schedule"),
         *("errors", "spelling", "given", "choices", "discipline", "task", "data", "codec", "optim"),
         *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
+        "store.constraint",
     },
     "trial": {"errors", "data", "replica.objective", "engine.blame", "engine.process", "signals"},
     "session": {

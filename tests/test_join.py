@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import offbeat as ob
-from offbeat.join import Member, Torchrun, join
+from offbeat.hosts import Torchrun
+from offbeat.join import Member, join
 from offbeat.log import Updated, read
 from offbeat.store.checkpoint import RunFolder
 from tests.contract.common import (
@@ -22,6 +23,7 @@ from tests.contract.common import (
     Problem,
     assert_close,
     assert_same_bits,
+    mlp,
     named,
     optimizer_for,
     plain,
@@ -293,7 +295,8 @@ def test_a_step_before_any_batch() -> None:
 
 def test_two_steps_for_one_batch() -> None:
     run, model, optimizer = member()
-    x, _ = next(iter(run.batches(problem().data, batch_size=4)))
+    batches = run.batches(problem().data, batch_size=4)
+    x, _ = next(batches)
     model(x).sum().backward()
     optimizer.step()
     with pytest.raises(ob.ConfigError, match="one step for each batch"):
@@ -353,11 +356,52 @@ def test_other_mistakes() -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run() -> None:
     run, model, optimizer = member()
-    x, _ = next(iter(run.batches(problem().data, batch_size=4)))
+    batches = run.batches(problem().data, batch_size=4)
+    x, _ = next(batches)
     model(x).sum().backward()
     run.record(float("nan"))
     with pytest.raises(ob.RunError, match="the loss is nan at worker 0"):
         optimizer.step()
+
+
+CHANGES_LATE = {
+    "unfrozen": (lambda model: model[0].requires_grad_(True), "'0.weight' was frozen when the run"),
+    "replaced": (lambda model: model.__setitem__(2, nn.Linear(4, 2).double()), "'2.weight' is new"),
+    "added": (lambda model: model.append(nn.Linear(2, 2).double()), "'4.weight' is new"),
+    "removed": (lambda model: model.pop(3), "'3.weight' is gone"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES_LATE)
+def test_a_run_trains_the_parameters_of_its_beginning(name: str) -> None:
+    what = problem(lambda: nn.Sequential(*mlp(), nn.Linear(2, 2)))  # type: ignore[misc]
+    change, words = CHANGES_LATE[name]
+    what.model[0].requires_grad_(False)  # type: ignore[index]
+    run = join()
+    model = run.replica(what.model)
+    optimizer = run.optimizer(SGD)
+    batches = run.batches(what.data, batch_size=4)
+    for _ in range(2):
+        model(next(batches)[0]).sum().backward()
+        optimizer.step()
+    change(model)
+    model(next(batches)[0]).sum().backward()
+    with pytest.raises(ob.ConfigError, match=words):
+        optimizer.step()
+
+
+def test_a_layer_may_rest_for_a_while() -> None:
+    what = problem()
+    run = join()
+    model = run.replica(what.model)
+    optimizer = run.optimizer(SGD)
+    first = model[0].weight.detach().clone()  # type: ignore[index]
+    for index, (x, y) in enumerate(run.batches(what.data, batch_size=4)):
+        model[0].requires_grad_(index >= 2)  # type: ignore[index]
+        what.loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(model[0].weight, first) == (index < 2)  # type: ignore[index]
 
 
 def test_torchruns_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:

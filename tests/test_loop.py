@@ -4,9 +4,8 @@ import pytest
 
 from offbeat import loop as loop_module
 from offbeat.contribution import Contribution, Snapshot
-from offbeat.errors import RunError
 from offbeat.lease import Lease
-from offbeat.link.base import Over, Refused
+from offbeat.link.base import Over
 from offbeat.log import Part
 from offbeat.loop import Loop
 from offbeat.worker import Cycle, Worker
@@ -42,9 +41,6 @@ class Played:
             return None
         self.left -= 1
         return Lease(0, 4 * self.left, 4 * self.left + 4)
-
-    def confirm(self) -> None:
-        self.calls.append("confirm")
 
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         assert self.ready is None
@@ -204,21 +200,3 @@ def test_waiting_for_others_and_talking_are_told_apart(monkeypatch):
     link = Slow(2)
     looped(link)
     assert [(part.wait, part.communication) for part in link.pushed] == [(3.0, 2.0)] * 2
-
-
-class Failing(Counting):
-    def catch_up(self):
-        raise RunError("the loss is nan")
-
-
-def test_numbers_that_mean_nothing_are_no_failure_of_one_that_was_given_up():
-    class GivenUp(Played):
-        def confirm(self):
-            raise Refused
-
-    with pytest.raises(Refused):
-        Loop(GivenUp(3), Failing(0, 1), Cycle(), 0).run()
-    link = Played(3)
-    with pytest.raises(RunError, match="the loss is nan"):
-        Loop(link, Failing(0, 1), Cycle(), 0).run()
-    assert link.calls[-1] == "confirm"

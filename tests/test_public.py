@@ -13,7 +13,7 @@ PUBLIC = [
     "ASP", "ASUP", "BMUF", "BSP", "EASGD", "SSP",
     "Accumulated", "AdaptiveDelayCompensation", "All", "AsyncLocalSGD", "Average",
     "BatchLoss", "ByCount", "BySize", "ByWeight", "Callback", "Change", "CheckpointError", "Clip",
-    "Cluster",
+    "Clamp", "Cluster", "MaxNorm",
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
     "Elastic", "Failure", "FedBuff", "GapAware", "Gossip", "Gradient", "History", "Hogwild",
     "InPlace", "Interrupted", "Inverse", "Layout", "Listener", "LocalSGD", "Machine", "Member",

@@ -19,9 +19,10 @@ from offbeat.cli.source import described, line_in
 from offbeat.cli.trackers import trackers
 from offbeat.cluster import Cluster
 from offbeat.discipline import parse
+from offbeat.engine.blame import Told
 from offbeat.engine.sim_script import replay_script, simulate_script
 from offbeat.errors import ConfigError, OffbeatError, RunError
-from offbeat.join import Finished, Launched
+from offbeat.hosts import Finished, Launched
 from offbeat.layout.value import in_halves, replicas_of
 from offbeat.log import Listener
 from offbeat.pace import emulated
@@ -203,7 +204,7 @@ def _script(script: Script, progress: Progress, as_json: bool) -> Iterator[None]
 
 def _blame(error: Exception, script: Script, began: bool) -> NoReturn:
     where = line_in(script.path, error)
-    if where is None:
+    if where is None or isinstance(error, Told):  # a worker's error does not lie where it was told
         raise error
     at = f"{script.path} line {where}"
     if isinstance(error, OffbeatError):

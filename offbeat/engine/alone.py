@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.choices import Gradient, InPlace
+from offbeat.choices import InPlace
 from offbeat.job import Place
 from offbeat.kept import Kept
 from offbeat.lease import Lease
 from offbeat.link.base import Over
 from offbeat.link.direct import DirectLink
+from offbeat.log import Ended
 from offbeat.loop import Loop
 from offbeat.report.summary import Tally
 from offbeat.run import Run
-from offbeat.script import LoopSeat, Wanted, script_worker
+from offbeat.script import LoopSeat, Wanted, script_worker, show_version
 from offbeat.session import Session
 from offbeat.signals import heard, stopped_by
 from offbeat.store.table import under
@@ -58,6 +59,7 @@ class AloneSeat(LoopSeat):
         for listener in settings.listeners:
             listener.describe(config, self.tally.samples)
         self.result: Run | None = None
+        self.away = False  # its loop was left before the end
         self.open = ExitStack()
         self.open.enter_context(
             self.store.log.followed(self.store, self.job.samples * self.job.epochs)
@@ -93,10 +95,8 @@ class AloneSeat(LoopSeat):
         parameters = self.store.parameters
         assert parameters is not None
         link = DirectLink(self.store, self.now)
-        # What the store writes is what is pulled next, so the model can be the store's own tensors.
-        kind = self.store.discipline
-        same = isinstance(kind.send, Gradient | InPlace) and not kind.pairs
-        place = Place(parameters.flats if same else None, model=self.wanted.model)
+        shared = isinstance(self.store.discipline.send, InPlace)  # the worker itself writes it
+        place = Place(parameters.flats if shared else None, model=self.wanted.model)
         worker = script_worker(self.job, self.store, 0, link.join(), place)
         return Loop(link, worker, Cycle.of(self.store.discipline), self.job.seed)
 
@@ -106,13 +106,26 @@ class AloneSeat(LoopSeat):
         self._rest()
         return lease
 
-    def done(self, lease: Lease, loss: float | None) -> Lease | None:
+    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
         self.resting = False
-        following = super().done(lease, loss)
+        following = super().done(lease, loss, last)
         self.resting = False  # a checkpoint is not written by halves
-        self.session.between(self.now(), self._snapshot)
+        if self.result is None:
+            self.session.between(self.now(), self._snapshot)
         self._rest()
         return following
+
+    def stop(self) -> None:
+        self.resting = False
+        if self.kept.folder is not None:
+            self.session.save(self._snapshot)
+        self.store.log.write(Ended(self.now(), 0, self.store.version))
+        self.worker.base = self._finish(Over())
+        self._rest()
+
+    def leave(self) -> None:
+        show_version(self.worker)
+        self.away = True
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         assert self.store.parameters is not None
@@ -134,6 +147,11 @@ class AloneSeat(LoopSeat):
 
     def left(self, error: BaseException | None) -> None:
         """Save what a run that was stopped has come to, and close its log."""
+        over = self.away and error is None  # the only worker has left of its own accord
         with self.kept, self.open:
+            if over:
+                self.store.leave(0, self.now())
             if self.kept.folder is not None and self.result is None and self.resting:
                 self.session.save(self._snapshot)
+            if over:
+                self.worker.base = self._finish(Over())

@@ -13,13 +13,19 @@ RESTARTS = 3  # deaths in a row, without any work between them, that a process i
 SERVER = -2  # its number among the children, with its hands behind it: -3, -4, ...
 
 
+class Told(RunError):
+    """What a process of the run has failed of, with the line if that is the user's."""
+
+
 def failed(
     number: int, words: LastWords | None, status: int | None = None, patience: float | None = None
 ) -> RunError:
     """In words: who failed, of what, and what to do; `patience` with one that was silent."""
     name = who(number)
+    if words is not None and words.ours:  # it says itself whom it is about
+        return Told(f"{where(words.trace, '{}: ')}{words.message}")
     if words is not None:
-        return RunError(f"{name} failed: {words.message}{where(words.trace)}")
+        return Told(f"{name} failed: {words.message}{where(words.trace)}")
     how = f"was killed by {signal.Signals(-status).name}" if status and status < 0 else "ended"
     remedy = "if the machine ran out of memory, use fewer workers or smaller batches"
     if patience is not None:
@@ -28,7 +34,7 @@ def failed(
     elif status == 0:
         how = "ended with exit status 0"
         remedy = "look in your code, and in what it calls, for os._exit(0)"
-    return RunError(f"{name} {how} {RESTARTS + 1} times in a row without any work; {remedy}")
+    return Told(f"{name} {how} {RESTARTS + 1} times in a row without any work; {remedy}")
 
 
 @contextmanager
@@ -60,8 +66,8 @@ def who(number: int) -> str:
     return {SERVER: "the server", TESTER: "the test process"}.get(number, f"worker {number}")
 
 
-def where(trace: str) -> str:
-    """The last line of a traceback that is not in this package or in torch."""
+def where(trace: str, form: str = " ({})") -> str:
+    """The last line of a traceback that is not in this package or in torch, put into `form`."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
     found = ""
     for line in trace.splitlines():
@@ -71,4 +77,4 @@ def where(trace: str) -> str:
     if not found:
         return ""
     file, _, rest = found.removeprefix('File "').partition('", line ')
-    return f" ({file} line {rest.partition(',')[0]})"
+    return form.format(f"{file} line {rest.partition(',')[0]}")

@@ -261,7 +261,7 @@ class Launcher:
         if self.done is not None or child.well:
             return number != SERVER or self.done is not None
         if words is not None and words.ours:
-            raise RunError(words.message)
+            raise failed(number, words)
         self.failures[number] = self.failures.get(number, 0) + 1
         if self.failures[number] > RESTARTS or (words is not None and number == SERVER):
             patience = self.crew.local.patience if number in self.silent else None

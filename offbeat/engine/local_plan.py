@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from offbeat import prefetch
-from offbeat.choices import Accumulated, All, Gradient, InPlace, at_least, one_of
+from offbeat.choices import Gradient, InPlace, at_least, one_of
 from offbeat.engine.via import ALLREDUCE, STORE, VIA, check_allreduce, rule_table, updater_table
 from offbeat.errors import ConfigError
 from offbeat.job import Job, Numbers
@@ -120,25 +120,16 @@ def _check_files(job: Job) -> None:
 
 
 def memory_plan(job: Job, local: Local) -> Plan:
-    """What lies in shared memory, and whether parameters can be read where the store has them."""
+    """What lies in shared memory; only workers that write in place share the store's parameters."""
     assert isinstance(job.content, Numbers)
     numbers = job.content
     tables = place(parameter_entries(numbers.model), numbers.placement)
     buffers = buffer_entries(numbers.model, numbers.policies)
-    discipline = job.discipline.for_workers(job.workers)
-    send, gather = discipline.send, discipline.gather
     averaged = [entry for entry in buffers if entry.policy == "averaged"]
     incoming = outgoing = 2 if local.overlap else 1
     if under_way(job) > 1:
         incoming = outgoing = under_way(job)
-    lock_step = isinstance(gather, All) and not gather.backup
-    if incoming == 1 and isinstance(send, Gradient | Accumulated):
-        # Nothing is written before everyone who reads has sent what came of it.
-        alone = job.workers == 1 and not discipline.pairs
-        fresh = isinstance(send, Gradient) or send.fetch == send.push
-        if (lock_step or alone) and fresh:
-            incoming = 0
-    if isinstance(send, InPlace):
+    if isinstance(job.discipline.send, InPlace):
         incoming = outgoing = 0
     rule = Table.of([])
     if local.via == ALLREDUCE:

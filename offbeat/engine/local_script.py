@@ -23,7 +23,7 @@ from offbeat.link.memory import Counts
 from offbeat.log import Listener
 from offbeat.report.summary import Tally
 from offbeat.run import Run
-from offbeat.script import LoopSeat, Wanted, script_worker
+from offbeat.script import LoopSeat, Wanted, script_worker, show_version
 from offbeat.signals import stopped_by
 from offbeat.store.core import Store
 from offbeat.worker import NumberWorker
@@ -35,6 +35,7 @@ class ProcessSeat(LoopSeat):
     def __init__(self, number: int, station: Station, crew: Crew):
         self.station, self.crew = station, crew
         self.finished = False  # the loop is over, and the script goes on
+        self.away = False  # it was left before the end
         super().__init__(number, station.enter, self._finish)
 
     def _finish(self, over: Over) -> int:
@@ -49,6 +50,26 @@ class ProcessSeat(LoopSeat):
         self.crew.tested_into(replica.model)
         self.finished = True
         return int(self.crew.shared.counts[Counts.VERSION])
+
+    def stop(self) -> None:
+        try:
+            self.station.link.end()
+        except Over as over:
+            self.worker.base = self.finish(over)
+
+    def leave(self) -> None:
+        split = self.crew.split and self.loop.sequence > 0
+        slot = self.crew.shared.slots[self.rank]
+        show_version(self.worker, slot.statistics.views if split else None)
+        self.worker.sender.replica.move_out()
+        self.station.link.leave()
+        self.away = True
+
+    def left(self, error: BaseException | None) -> None:
+        """Not before: a break may have been an error, after which this worker comes back."""
+        if self.away and error is None:
+            self.finished = True
+            self.station.bye()
 
     def _abandoned(self) -> NoReturn:
         """The server was killed: the launcher starts everybody anew, this process included."""

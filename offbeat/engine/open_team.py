@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from offbeat.contribution import Snapshot
 from offbeat.engine.split import SplitReplica
 from offbeat.engine.team import (
     Answer,
+    Back,
     Backward,
     Finish,
     Forward,
@@ -47,6 +49,8 @@ class OpenShare(Share):
             self.sender.begin()
         elif isinstance(order, Finish):
             self.sender.finish()
+        elif isinstance(order, Back):
+            self.sender.back_to_version()
         elif isinstance(order, Forward):
             self.made = replica.forward(order.asked, self.given)
         else:
@@ -61,10 +65,19 @@ class ScriptSender(SplitSender):
         self.team.tell(Start())
 
     def finish(self) -> None:
-        self.team.tell(Finish())
+        # Done by all before the script goes on: it may write what the others would read only then.
+        self.team.ask(Finish())
+
+    def back_to_version(self) -> None:
+        if not self.team.asking:  # else an error in a pass has ended the loop, and nobody listens
+            self.team.ask(Back())
+
+    def accept(self, snapshot: Snapshot) -> None:
+        self.team.ask(self.accepting(snapshot))
 
     def forward(self, asked: Asked, inputs: Any) -> list[Any]:
         """A batch through all stages: the outputs of its microbatches."""
+        self.replica.reclaim()  # before any of them looks there
         return self._made(Forward(asked), inputs)
 
     def backward(self, gradients: Sequence[Gradients]) -> list[Gradients]:

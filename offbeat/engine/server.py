@@ -18,9 +18,11 @@ from offbeat.link.messages import (
     Again,
     Ask,
     Bye,
+    End,
     Go,
     Join,
     Leased,
+    Leave,
     Message,
     Packets,
     Pull,
@@ -71,12 +73,13 @@ class Server:
         self.held_since: dict[int, float] = {}
         self.computed: dict[int, list[Lease]] = {}  # steps to be told with the next pull
         self.unpushed = [0] * len(shared.slots)  # leases each has told of and not yet pushed
-        self.copies = shared.plan.incoming > 0  # otherwise workers read parameters where they are
         self.pulls = [0] * len(shared.slots)
         self.deadline: dict[int, float] = {}  # workers whose turn it is, and until when
         self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
         self.in_vain = [0] * len(shared.slots)  # times each was given up since it contributed
         self.met: set[int] = set()  # workers that have joined at least once
+        self.left: set[int] = set()  # workers whose script has left its loop
+        self.ended_by: int | None = None  # the worker whose script has ended the run
         self.over: Stop | None = None  # what everyone has been told at the end
         self.words: dict[int, dict[str, float]] = {}  # what each said at the end
         self.silent: Callable[[int], None] = lambda number: None  # told when one is frozen
@@ -133,6 +136,13 @@ class Server:
         if isinstance(message, Bye):
             self.words[number] = message.figures
             self.disconnect(number)
+        elif isinstance(message, End) and self.over is None:
+            self.deadline.pop(number, None)
+            self.ended_by = number
+        elif isinstance(message, Leave) and self.over is None:
+            self.deadline.pop(number, None)
+            self.left.add(number)
+            self._lose(number)
         elif self.over is None:
             self.deadline.pop(number, None)
             if self.frozen:
@@ -146,10 +156,16 @@ class Server:
 
     def dismiss(self) -> None:
         """Tell everyone that it is over; from here on only last words count."""
-        self.over = Stop(self.store.finished)
+        self.over = Stop(self.store.finished or self.ended)
         self.deadline.clear()
         for number in list(self.wires):
             self._send(number, self.over)
+
+    @property
+    def ended(self) -> bool:
+        """Whether scripts have decided that it is over: one for all, or each for itself."""
+        alone = len(self.left) == len(self.shared.slots) and self.left <= self.words.keys()
+        return self.ended_by is not None or alone
 
     def _turn_away(self, number: int, message: Message) -> None:
         """One that was given up speaks as if nothing had happened: it has to join again."""
@@ -169,6 +185,8 @@ class Server:
         assert self.store.parameters is not None
         self.store.parameters.averages.write(self.shared.slots[number].statistics.views)
         self.met.add(number)
+        self.left.discard(number)
+        self.words.pop(number, None)
         self.unpushed[number] = 0
         self._send(number, Welcome(incarnation))
         self._board_moved()
@@ -246,11 +264,10 @@ class Server:
     def _go(self, number: int, now: float) -> Go:
         """A worker's turn: what it pulls lies in its slot, and this goes with it."""
         snapshot = self.store.pull(number, now, self.computed.pop(number, []))
-        place = 0
-        if self.copies:  # it uses that place for nothing else meanwhile
-            place = self.pulls[number] % len(self.shared.slots[number].incoming)
-            self.pulls[number] += 1
-            self.give(number, place)
+        # Where there are two places, it computes in the other one meanwhile.
+        place = self.pulls[number] % len(self.shared.slots[number].incoming)
+        self.pulls[number] += 1
+        self.give(number, place)
         waited = now - self.held_since.pop(number, now)
         leases = self._top_up(number, snapshot.steps)
         parameters = self.store.parameters
@@ -339,7 +356,10 @@ class Server:
         self.met.add(number)  # nobody waits for one that died before it joined
         if self.store.present(number):
             self._keep_gathered(number)
-            self.store.lose(number, self.clock(), why)
+            if number in self.left:
+                self.store.leave(number, self.clock())
+            else:
+                self.store.lose(number, self.clock(), why)
             self._board_moved()
             self._wake_resting()
 

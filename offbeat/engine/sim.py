@@ -12,9 +12,10 @@ from offbeat.cluster import Cluster
 from offbeat.contribution import Verdict
 from offbeat.errors import RunError
 from offbeat.job import Job
+from offbeat.lease import Lease
 from offbeat.pace import Pace
 from offbeat.store.core import Store
-from offbeat.worker import Action, Cycle, Timing, Worker
+from offbeat.worker import Action, Cycle, LeftLoop, Timing, Unfinished, Worker
 
 
 class Kind(Enum):
@@ -205,8 +206,11 @@ class Simulation:
         agent, worker = self.agents[number], self.workers[number]
         if not agent.alive:
             return
+        computed = self._caught_up(number)
+        if computed is None:
+            return
         agent.timing.wait += self.now - agent.waiting_since
-        snapshot = self.store.pull(number, self.now, worker.catch_up())
+        snapshot = self.store.pull(number, self.now, computed)
         worker.accept(snapshot)
         agent.cycle.pulled(snapshot.steps)
         if agent.cycle.action is Action.LEASE:
@@ -239,6 +243,8 @@ class Simulation:
             self.store.refuse(number, worker.incarnation, agent.sequence, self.now)
             self._join(number)
             return
+        if self._caught_up(number) is None:
+            return
         contribution = worker.contribution(agent.sequence, agent.timing, self.job.seed)
         agent.sequence += 1
         agent.timing = Timing()
@@ -248,6 +254,24 @@ class Simulation:
         if agent.cycle.action is not Action.PULL:  # a pull asks the board anyway
             self._board_moved()
         self._advance(number)
+
+    def _caught_up(self, number: int) -> list[Lease] | None:
+        """What a worker has computed by now; None if its script has left or ended its loop."""
+        try:
+            return self.workers[number].catch_up()
+        except LeftLoop:
+            self._leave(number)
+        except Unfinished:  # whoever goes on from here computes it
+            self._plan_own(Kind.BEGIN, number, 0.0)
+        return None
+
+    def _leave(self, number: int) -> None:
+        agent = self.agents[number]
+        agent.alive, agent.silent_until = False, self.now
+        agent.token += 1
+        self.store.leave(number, self.now)
+        self._board_moved()
+        self._wake_resting()
 
     def _board_moved(self) -> None:
         self.ready.extend(self.store.released())

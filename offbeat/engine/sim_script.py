@@ -1,7 +1,6 @@
 """A script under virtual time: a thread for each worker, of which exactly one runs at a time."""
 
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -12,142 +11,29 @@ import torch
 
 from offbeat.chance import Chance
 from offbeat.cluster import Cluster
-from offbeat.data import Reader, mix
+from offbeat.data import mix
+from offbeat.engine.player import Player
 from offbeat.engine.sim import Simulation
 from offbeat.engine.sim_state import drive, restore
-from offbeat.errors import ConfigError, RunError
+from offbeat.errors import ConfigError
 from offbeat.job import Job, Place
 from offbeat.kept import Kept
 from offbeat.lease import Lease
-from offbeat.log import Listener
+from offbeat.log import Ended, Listener
 from offbeat.replay import Replay, follow, settings_of
-from offbeat.replica.front import Stages
 from offbeat.report.summary import Tally
 from offbeat.run import Run
-from offbeat.script import Script, Settings, Wanted, host, reseed, script_worker, stages_of
+from offbeat.script import (
+    Script,
+    Wanted,
+    reseed,
+    script_worker,
+)
 from offbeat.session import Session, fixed_arithmetic
 from offbeat.setup import first_difference
 from offbeat.store.checkpoint import RunFolder
 from offbeat.store.core import Store
-from offbeat.worker import NumberWorker, Worker
-
-
-class Ended(BaseException):
-    """Takes a thread out of its script when its worker is gone; users catch Exception at most."""
-
-
-# ---------------------------------------------------------------- one worker's thread
-
-
-class Player:
-    """A worker's script in a thread of its own; it is this worker's host and seat.
-
-    The thread runs from `turn` until it hands back, and the one who called `turn` waits for that.
-    """
-
-    def __init__(self, script: Script, rank: int, workers: int, asked: Mapping[str, Any]):
-        self.script, self.rank, self.workers, self.asked = script, rank, workers, asked
-        self.module = script.module()
-        self.wanted: Wanted | None = None
-        self.reader: Reader | None = None
-        self.worker: Worker | None = None
-        self.loss: float | None = None
-        self.lease: Lease | None = None  # what it is handed next
-        self.ending = self.running = self.finished = False
-        self.error: BaseException | None = None
-        self.chance = Chance()  # where it was when it last handed back
-        self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
-        self.thread = threading.Thread(target=self._play, name=f"worker {rank}", daemon=True)
-        self.thread.start()
-
-    # ------------------------------------------------------------ from outside the thread
-
-    def turn(self, lease: Lease | None = None) -> None:
-        """Let the script run until it hands back or ends; raises what it raised."""
-        self.lease = lease
-        self.running = True
-        self.go.release()
-        self.back.acquire()
-        self.running = False
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-
-    def end(self) -> None:
-        """Take the thread out of its script, wherever that stands."""
-        if self.running:  # Ctrl-C came while it computed
-            self.back.acquire()
-            self.running = False
-        self.ending = True
-        while not self.finished:
-            self.go.release()
-            self.back.acquire()
-        self.thread.join()
-
-    # ------------------------------------------------------------ in the thread
-
-    def _play(self) -> None:
-        self.go.acquire()
-        try:
-            if not self.ending:
-                host.set(self)
-                torch.set_num_threads(torch.get_num_threads())
-                self.script.play(self.module)
-        except Ended:
-            pass
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.finished = True
-            self.back.release()
-
-    def _hand_back(self) -> Lease | None:
-        self.back.release()
-        self.go.acquire()
-        if self.ending:
-            raise Ended
-        return self.lease
-
-    def settle(self, defaults: Settings) -> Settings:
-        return replace(defaults, **self.asked)
-
-    def seat(self, wanted: Wanted) -> "Player":
-        if self.wanted is not None:
-            raise ConfigError("a script joins one run: use one ob.join() and one loop")
-        self.wanted = wanted
-        settings = wanted.settings
-        self.reader = Reader(wanted.data, settings.seed, wanted.shuffle, wanted.collate)
-        self.lease = self._hand_back()
-        return self
-
-    def next(self) -> Lease | None:
-        return self.lease
-
-    def batch(self, lease: Lease) -> Any:
-        assert self.reader is not None
-        assert self.wanted is not None
-        reseed(self.wanted.settings.seed, lease)
-        return self.reader.read(lease)
-
-    def done(self, lease: Lease, loss: float | None) -> Lease | None:
-        self.loss = loss
-        return self._hand_back()
-
-    def left(self, error: BaseException | None) -> None:
-        return
-
-    @property
-    def stages(self) -> Stages:
-        assert isinstance(self.worker, NumberWorker)
-        return stages_of(self.worker)
-
-    @property
-    def version(self) -> int:
-        return 0 if self.worker is None else self.worker.base
-
-    @property
-    def epochs(self) -> int:
-        return 0 if self.worker is None else self.worker.epochs
+from offbeat.worker import LeftLoop, NumberWorker, Unfinished, Worker
 
 
 class ScriptWorker(NumberWorker):
@@ -161,14 +47,15 @@ class ScriptWorker(NumberWorker):
         self.restored = False
 
     def catch_up(self) -> list[Lease]:
-        computed, self.todo = self.todo, []
-        for lease in computed:
+        computed: list[Lease] = []
+        while self.todo:
             self.sender.begin()
             if self.restored:  # a script begins without gradients
                 for parameter in self.sender.replica.parameters.values():
                     parameter.grad = None
                 self.restored = False
-            self.finish(lease, self.compute(lease))
+            self.finish(self.todo[0], self.compute(self.todo[0]))
+            computed.append(self.todo.pop(0))
         return computed
 
     def load(self, tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
@@ -188,6 +75,8 @@ class Stage:
         self.on: Player | None = None  # who ran last
         self.first: Player | None = None
         self.described: dict[str, Any] = {}
+        self.stopped: int | None = None  # whose script has ended the run
+        self.away: set[int] = set()  # whose script has left its loop
         self.around = ExitStack()
 
     def __enter__(self) -> Self:
@@ -253,12 +142,19 @@ class Stage:
         made = script_worker(job, store, number, incarnation, place)
 
         def compute(lease: Lease) -> float | None:
-            self._turn(player, lease)
+            player.made = False
+            try:
+                self._turn(player, lease)
+            except SystemExit as leaving:
+                if leaving.code not in (None, 0):
+                    raise
+            if player.stopping and self.stopped is None:
+                self.stopped = number
             if player.finished:
-                raise RunError(
-                    f"worker {number} left its loop at version {player.version} with samples to "
-                    "go: let batches run to its end, or give it fewer epochs"
-                )
+                self.away.add(number)
+                raise LeftLoop(f"worker {number} left its loop at version {player.version}")
+            if not player.made:
+                raise Unfinished(f"worker {number} ended the run at version {player.version}")
             return player.loss
 
         player.worker = worker = ScriptWorker(made, compute)
@@ -272,6 +168,11 @@ class Stage:
                 f"the script is not the same for worker {number}: {difference}; before the loop "
                 "nothing may depend on run.rank or on chance"
             )
+
+    @property
+    def ended(self) -> bool:
+        """Whether a script has ended the run for all, or all have left their loops."""
+        return self.stopped is not None or len(self.away) == self.workers
 
     def finish(self, store: Store, there: Sequence[int]) -> None:
         """One after the other, whoever is there leaves the loop with the final parameters."""
@@ -347,7 +248,9 @@ def simulate_script(
                     restore(sim, *kept.saved)
                     session.restore(kept.saved[1])
                 kept.recount(tally)
-            drive(sim, session)
+            drive(sim, session, lambda: stage.ended)
+            if stage.stopped is not None and not store.finished:
+                store.log.write(Ended(sim.now, stage.stopped, store.version))
             stage.finish(store, [n for n, agent in enumerate(sim.agents) if agent.alive])
         most = max((worker.nbytes for worker in sim.workers.values()), default=0)
         return kept.finish(job, store, tally, "sim", most)

@@ -1,6 +1,6 @@
 """A simulation step by step, and what it writes down to go on exactly where it was."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -78,8 +78,8 @@ def _contribution(
     )
 
 
-def drive(sim: Simulation, session: Session) -> None:
-    """Step by step to the end, or until Ctrl-C or SIGTERM."""
+def drive(sim: Simulation, session: Session, ended: Callable[[], bool] = lambda: False) -> None:
+    """Step by step to the end, or until Ctrl-C or SIGTERM, or until it has `ended` before."""
 
     def snapshot() -> tuple[Any, Any]:
         return tensors_of(sim), meta_of(sim)
@@ -87,7 +87,9 @@ def drive(sim: Simulation, session: Session) -> None:
     with session.interruptible():
         while sim.step():
             session.between(sim.now, snapshot)
-            if session.stopping is not None:
+            if session.stopping is not None or ended():
                 if session.folder is not None:
                     session.save(snapshot)
-                raise stopped_by(session.stopping)
+                if session.stopping is not None:
+                    raise stopped_by(session.stopping)
+                return

@@ -54,8 +54,8 @@ class Station:
         own = isinstance(habits.discipline.send, Elastic)  # its parameters are not what it pulls
         self.link = meeting or SharedLink(wire, slot, centre=own)
         self.link.attention = habits.attention
-        own |= meeting is not None and habits.discipline.steps_locally
-        mine = None if own else slot.incoming[0]
+        # Where workers meet, others read what lies in the slot: it must be a version.
+        mine = None if own or meeting is not None else slot.incoming[0]
         found = slot.statistics.views  # the server leaves the mean there when this worker joins
         self.place = Place(mine, slot.outgoing or None, reader, alone=True, buffers=found)
         if reader is not None:

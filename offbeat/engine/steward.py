@@ -19,7 +19,7 @@ from offbeat.engine.server import Server, Watch
 from offbeat.engine.watchdog import LOOKS
 from offbeat.link.memory import Counts, Shared
 from offbeat.link.signs import FILES, WORKING
-from offbeat.log import Entry, Evaluated
+from offbeat.log import Ended, Entry, Evaluated
 from offbeat.store.checkpoint import Others, nobody
 from offbeat.store.core import Store
 from offbeat.store.fold import fold
@@ -115,14 +115,18 @@ class Steward:
     def run(self) -> None:
         self.floor.take()
         self.shared.server.about = WORKING
-        while not self.store.finished and not (self.halted and self.server.quiet):
+        while not self.store.finished and not (self._stopping and self.server.quiet):
             self._turn()
             self._tend()
         self.training = False
+        self.halted |= self.server.ended and not self.store.finished
         if not self.halted:
             self._last_tests()
         if self.halted:
             self.save()
+            if self.server.ended_by is not None:  # what goes on from that checkpoint has not ended
+                ended = Ended(self.clock(), self.server.ended_by, self.store.version)
+                self.store.log.write(ended)
         self._export()
         self._count()
         self.floor.dismiss(time.monotonic() + self.server.patience)
@@ -141,13 +145,18 @@ class Steward:
         )
         self.outbox.finish()
 
+    @property
+    def _stopping(self) -> bool:
+        """Whether the launcher, or a script, wants the run to stop before its end."""
+        return self.halted or self.server.ended
+
     def _heard(self) -> bool:
         """After every packet; returns whether the one who waits in `_turn` has to know of it."""
         if self.shared.counts.item(Counts.STOPPING):
             self.halted = True
         if self.training:
             self._tend()
-        if self.store.finished or self.halted or self.server.over is not None:
+        if self.store.finished or self._stopping or self.server.over is not None:
             return True
         return self.idle and bool(self.lines or self.store.log.waiting)
 

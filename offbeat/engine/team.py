@@ -81,6 +81,10 @@ class Recover(Order):
     """Forget what a step that was not finite left behind."""
 
 
+class Back(Order):
+    """The script has left its loop: hold the version that was pulled."""
+
+
 class Run(Order):
     """Let leases flow through until their end is told."""
 
@@ -99,7 +103,7 @@ class Answer(msgspec.Struct, array_like=True):
     figures: dict[str, float] = {}
 
 
-Halves = Start | Forward | Backward | Finish
+Halves = Start | Forward | Backward | Finish | Back
 Orders = Begin | Still | Step | Halves | Contribute | Accept | Recover | Run | Leave
 _encode = msgspec.msgpack.Encoder().encode
 _orders = msgspec.msgpack.Decoder(list[Orders]).decode
@@ -201,6 +205,7 @@ class Team:
         self.mesh = wires.mesh(LEADER)
         self.share = main(LEADER, self.mesh)
         self.untold: list[Orders] = []
+        self.asking = False  # whether an order is under way; it stays so if that has failed
 
     def tell(self, order: Orders) -> None:
         """An order that nobody answers; the others hear it together with the next."""
@@ -209,9 +214,11 @@ class Team:
 
     def ask(self, order: Orders) -> list[Answer]:
         """Everybody's answer, in the order of the processes."""
+        self.asking = True
         self.start(order)
-        mine = self.obey(order)
-        return [mine, *self.answers()]
+        found = [self.obey(order), *self.answers()]
+        self.asking = False
+        return found
 
     def obey(self, order: Orders) -> Answer:
         """The leader's own share of an order."""
@@ -316,10 +323,13 @@ class SplitSender(Sender):
         return self.all_finite
 
     def accept(self, snapshot: Snapshot) -> None:
+        self.team.tell(self.accepting(snapshot))
+
+    def accepting(self, snapshot: Snapshot) -> Accept:
         place, averaged = self.place_of(snapshot), bool(snapshot.updater)
         lacking = [n for n in self.slot.updater.views if averaged and n not in snapshot.updater]
         about = (snapshot.version, snapshot.steps, snapshot.epoch, place)
-        self.team.tell(Accept(*about, averaged, lacking))
+        return Accept(*about, averaged, lacking)
 
     def place_of(self, snapshot: Snapshot) -> int:
         # Lists of views, so found by identity: comparing would look into the tensors.

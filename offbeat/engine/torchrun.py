@@ -76,6 +76,7 @@ class RankSeat(ProcessSeat):
 
     def left(self, error: BaseException | None) -> None:
         """Rank 0 stays until the launcher has written what the run came to."""
+        super().left(error)
         self.open.close()
         stopped = self.over and isinstance(error, KeyboardInterrupt)
         if self.host is not None and (error is None or stopped):

@@ -37,9 +37,6 @@ class Link(Protocol):
     def lease(self) -> Lease | None:
         """The next samples, or None when there are none now."""
 
-    def confirm(self) -> None:
-        """Make sure that this incarnation has not been given up."""
-
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         """Make a contribution ready, so that a push is a signal and nothing more.
 

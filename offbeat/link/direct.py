@@ -30,9 +30,6 @@ class DirectLink:
     def lease(self) -> Lease | None:
         return self.store.lease(0)
 
-    def confirm(self) -> None:
-        return  # nobody else could have given it up
-
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         self.ready = contribution
 

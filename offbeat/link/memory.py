@@ -92,8 +92,8 @@ class Arena:
 class Plan:
     """What a run keeps in shared memory, and in how many places.
 
-    `incoming` is 0 where workers read the store's own parameters in place, and 2 where they compute
-    on while the next ones come; `outgoing` likewise, and 0 where nothing goes out.
+    `incoming` is 0 where workers write the store's own parameters in place, and 2 where they
+    compute on while the next ones come; `outgoing` likewise, and 0 where nothing goes out.
     """
 
     tables: Sequence[Table]
@@ -119,7 +119,11 @@ class Plan:
 
 @dataclass
 class Slot:
-    """One worker's place: the server writes `incoming`, the worker writes the rest."""
+    """One worker's place: the server writes `incoming`, the worker writes the rest.
+
+    The worker computes on `incoming`, and may change it: nobody else reads it, and the next pull
+    writes over it.
+    """
 
     incoming: list[list[Flat]]  # parameters as pulled, in one or two places
     outgoing: list[list[Flat]]  # the payload of a contribution, likewise

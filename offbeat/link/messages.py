@@ -71,6 +71,14 @@ class Here(Message):
     """The worker is alive, and waits for the others."""
 
 
+class Leave(Message):
+    """The script of this worker has left its loop; the others go on without it."""
+
+
+class End(Message):
+    """The script of this worker ends the run for everybody."""
+
+
 class Bye(Message):
     """The worker's last words: what it held, and how well its stages overlapped."""
 
@@ -152,7 +160,7 @@ class Stop(Message):
     finished: bool
 
 
-ToStore = Join | Push | Pull | Ask | Rest | Bye | Met | Apart | Applied | Here
+ToStore = Join | Push | Pull | Ask | Rest | Leave | End | Bye | Met | Apart | Applied | Here
 ToWorker = Welcome | Took | Go | Leased | Again | Wake | Stop | Meet | Apply | Knock
 
 encode = msgspec.msgpack.Encoder().encode

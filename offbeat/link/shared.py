@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from offbeat.contribution import Contribution, Snapshot
 from offbeat.lease import Lease
@@ -15,9 +15,11 @@ from offbeat.link.messages import (
     Again,
     Ask,
     Bye,
+    End,
     Go,
     Join,
     Leased,
+    Leave,
     Message,
     Packets,
     Pull,
@@ -78,11 +80,6 @@ class SharedLink:
             self._await(Leased)
         return self.leases.popleft() if self.leases else None
 
-    def confirm(self) -> None:
-        if not self.promised:
-            self._say(Ask())
-            self._await(Leased)
-
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         slot, place = self.slot, -1
         if contribution.payload is not None:
@@ -121,6 +118,17 @@ class SharedLink:
     def rest(self, wait: float, communication: float) -> None:
         self._say(Rest(wait, communication))
         self._await(Wake)
+
+    def leave(self) -> None:
+        """Tell that the others are to go on without this worker; nobody answers."""
+        with suppress(OSError):
+            self.wire.send(encode(Leave()))
+
+    def end(self) -> NoReturn:
+        """End the run for everybody; raises Over when it is."""
+        self._say(End())
+        while True:
+            self._receive()
 
     def bye(self, figures: dict[str, float]) -> None:
         """Tell what this worker came to; nobody answers."""

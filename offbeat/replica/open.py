@@ -17,6 +17,7 @@ from offbeat.lease import Lease
 from offbeat.replica.part import BACK, Microbatch, Part, Seat, pieces_of
 from offbeat.replica.passes import Cost, Gradients
 from offbeat.replica.split import PartReplica
+from offbeat.replica.whole import put_back
 from offbeat.store.table import Flat, Table
 
 OUT = "output"
@@ -137,19 +138,31 @@ class OpenReplica(PartReplica):
         assert part.seat.script is not None
         self.open, self.model = part, part.seat.script
         self.shown = dict(self.model.named_parameters())
+        self.views: dict[str, Tensor] = {}  # what each of them shows
         super().__init__(part, tables, flats)
 
     def borrow(self, flats: Sequence[Flat]) -> None:
         super().borrow(flats)
         for flat in flats:
             for name, view in flat.views.items():
-                self.shown[name].data = view
+                self.shown[name].data = self.views[name] = view
 
     def move_out(self) -> None:
         for parameter in self.shown.values():
             parameter.data = parameter.data.clone()
 
+    def show(self, pulled: Sequence[Flat]) -> None:
+        """A script sees what was pulled, as a copy: no process has all that is computed on."""
+        for flat in pulled:
+            for name, view in flat.views.items():
+                self.shown[name].data = self.views[name] = view.clone()
+
+    def reclaim(self) -> None:
+        for name, view in self.views.items():
+            put_back(name, self.shown[name], view)
+
     def forward(self, asked: Asked, inputs: Any) -> list[Any]:
+        self.reclaim()
         return self.open.forward(asked, inputs)
 
     def backward(self, gradients: Sequence[Gradients]) -> list[Gradients]:

@@ -26,6 +26,15 @@ def check_model(model: nn.Module) -> None:
             raise ConfigError(
                 f"{name!r} lies on {tensor.device}, and runs compute on the CPU: write model.cpu()"
             )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            weight = f"{name}.weight" if name else "weight"
+            if module.weight.requires_grad:
+                raise ConfigError(
+                    f"{weight!r} has a max_norm, which writes the parameters in forward, and a "
+                    "worker's write lasts until its next pull: leave max_norm out, and pass "
+                    f'constrain=ob.MaxNorm({module.max_norm:g}, "{weight}")'
+                )
     _check_ties(model)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.data import Reader
+from offbeat.errors import ConfigError
 from offbeat.lease import Lease
 from offbeat.replica.objective import Loss, backward, cost
 from offbeat.replica.shared import SharedModel
@@ -38,7 +39,7 @@ class Replica:
         self._settle(tables, flats)
 
     def _settle(self, tables: Sequence[Table], flats: Sequence[Flat] | None) -> None:
-        self.by_reference = flats is not None  # what is pulled lies where this replica may use it
+        self.by_reference = flats is not None  # what is pulled comes into this replica's memory
         if flats is None:
             flats = [Flat(table) for table in tables]
             for flat in flats:
@@ -103,7 +104,7 @@ class Replica:
         return [p.grad for p in self.parameters.values() if p.grad is not None]
 
     def load(self, parameters: Sequence[Flat]) -> None:
-        """Take over what was pulled: one copy per shard, none where it may be used in place."""
+        """Take over what was pulled: one copy per shard, none where it came into `flats`."""
         if self.by_reference:
             # A stage without parameters of its own pulls none.
             if parameters and parameters[0] is not self.flats[0]:
@@ -115,6 +116,18 @@ class Replica:
     def move_out(self) -> None:
         """Let the parameters lie where nobody else writes."""
         self.bind([flat.clone() for flat in self.flats])
+
+    def show(self, pulled: Sequence[Flat]) -> None:
+        """What was pulled is not what this replica computes on; a script sees the latter."""
+
+    def reclaim(self) -> None:
+        """Take parameters back that a script gave other memory (`p.data = ...`), with its values.
+
+        Such a write is then like any other: what is pulled next comes to where the model looks.
+        """
+        for flat in self.flats:
+            for name, view in flat.views.items():
+                put_back(name, self.parameters[name], view)
 
     def statistics(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
         """Copies of the buffers that the store averages for evaluation."""
@@ -162,6 +175,24 @@ class Replica:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         fill(self.flats, under("parameters/", tensors))
         self.load_buffers(under("buffers/", tensors))
+
+
+@torch.no_grad()
+def put_back(name: str, parameter: nn.Parameter, view: Tensor) -> None:
+    """Let `parameter` be `view` again, with the values that it has now."""
+    if parameter.is_set_to(view):
+        return
+    if parameter.shape != view.shape or parameter.dtype != view.dtype:
+        raise ConfigError(
+            f"parameter {name!r} is now {_kind(parameter)} and was {_kind(view)} when the run "
+            "began: convert the model before run.replica(model)"
+        )
+    view.copy_(parameter)
+    parameter.data = view
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 class OwnReplica(Replica):

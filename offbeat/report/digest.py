@@ -12,6 +12,7 @@ from offbeat.log import (
     Entry,
     Evaluated,
     Joined,
+    Left,
     Lost,
     Part,
     Pulled,
@@ -39,7 +40,7 @@ _AGES = 1e15  # nor any number of seconds
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something rare: a worker "joined", was "lost", or had a contribution "refused"."""
+    """Something rare: a worker "joined", was "lost", "left", or had a contribution "refused"."""
 
     time: float
     kind: str
@@ -209,7 +210,7 @@ class _Count:
                 self._sane(record.bytes, 0)
             elif isinstance(record, Rested):
                 self._lasting(record.wait, record.communication)
-            elif isinstance(record, Joined | Lost | Refused):
+            elif isinstance(record, Joined | Lost | Left | Refused):
                 self._event(record)
         self.tally.see(record)
         self.timeline.see(record)
@@ -237,10 +238,10 @@ class _Count:
         if self.width > 0:
             self.counts[min(int(time / self.width), SPEEDS - 1)] += samples
 
-    def _event(self, record: Joined | Lost | Refused) -> None:
+    def _event(self, record: Joined | Lost | Left | Refused) -> None:
         first = isinstance(record, Joined) and not self.tally.figures[record.worker].joins
         if not first and len(self.events) < EVENTS:
-            kind = {Joined: "joined", Lost: "lost", Refused: "refused"}[type(record)]
+            kind = {Joined: "joined", Lost: "lost", Left: "left", Refused: "refused"}[type(record)]
             self.events.append(Event(record.time, kind, record.worker))
 
     def digest(self, name: str, told: _Told, finished: bool) -> Digest:

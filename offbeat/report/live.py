@@ -152,6 +152,7 @@ def state_of(cells: Any, worker: int) -> tuple[str, str]:
     state = int(cells[Row.STATE, worker])
     if state != State.ACTIVE:
         words = {State.ABSENT: "not there yet", State.RESTING: "resting", State.LOST: "lost"}
+        words[State.LEFT] = "left its loop"
         return words[state], "red" if state == State.LOST else "dim"
     if not cells[Row.WAITING, worker]:
         return "computing", "green"

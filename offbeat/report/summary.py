@@ -10,9 +10,11 @@ import msgspec
 from offbeat.log import (
     Admitted,
     Dropped,
+    Ended,
     Entry,
     Evaluated,
     Joined,
+    Left,
     Listener,
     Lost,
     Part,
@@ -111,6 +113,8 @@ class Summary(msgspec.Struct):
     layout: LayoutFigures | None = None  # None where a replica is one process
     metric: float | None = None  # of the last test, where the user gave one
     metric_name: str = ""
+    left: list[int] = []  # workers whose script has left its loop before the end
+    ended_by: int | None = None  # the worker whose script has ended the run for all
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -232,6 +236,8 @@ class Tally(Listener):
         self.keep = history
         self.staleness: Counter[int] = Counter()
         self.updates = self.samples = self.dropped = self.refused = self.lost = self.skipped = 0
+        self.left: set[int] = set()
+        self.ended_by: int | None = None
         self.seconds = 0.0
         self.hash = ""
 
@@ -257,6 +263,9 @@ class Tally(Listener):
             self.history.tested(Test.of(record))
         elif isinstance(record, Joined):
             self.figures[record.worker].joins += 1
+            if record.worker in self.left:  # it failed, and was started again
+                self.left.discard(record.worker)
+                self.lost += 1
         elif isinstance(record, Dropped):
             self.dropped += 1
             self._spent(record.part)
@@ -267,6 +276,10 @@ class Tally(Listener):
             self.refused += 1
         elif isinstance(record, Lost):
             self.lost += 1
+        elif isinstance(record, Left):
+            self.left.add(record.worker)
+        elif isinstance(record, Ended):
+            self.ended_by = record.worker
 
     def _updated(self, record: Updated) -> None:
         self.updates += 1
@@ -338,4 +351,6 @@ class Tally(Listener):
             parameter_hash=parameter_hash,
             metric=last.metric if last else None,
             metric_name=self.metric.name if self.metric else "",
+            left=sorted(self.left),
+            ended_by=self.ended_by,
         )

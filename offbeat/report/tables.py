@@ -240,6 +240,11 @@ def _not_applied(summary: Summary) -> str:
     words = [f"{count:,} {name}" for name, count in counts.items() if count]
     if summary.lost:
         words.append(f"workers lost {times(summary.lost)}")
+    if summary.left:
+        who = ", ".join(str(worker) for worker in summary.left)
+        words.append(f"worker{'s' * (len(summary.left) > 1)} {who} left before the end")
+    if summary.ended_by is not None:
+        words.append(f"worker {summary.ended_by} ended the run at version {summary.updates:,}")
     return "".join(f"; {word}" for word in words)
 
 

@@ -12,6 +12,7 @@ from offbeat.log import (
     Dropped,
     Entry,
     Joined,
+    Left,
     Listener,
     Lost,
     Part,
@@ -126,6 +127,7 @@ class Timeline(Listener):
             Dropped: self._dropped,
             Rested: self._rested,
             Lost: self._lost,
+            Left: self._lost,
         }
 
     def see(self, record: Entry) -> None:
@@ -187,7 +189,7 @@ class Timeline(Listener):
         spent = _Spent(wait=record.wait, communication=record.communication)
         self._keep(block.start, block.end, self._laid(record.worker, block, spent))
 
-    def _lost(self, record: Lost) -> None:
+    def _lost(self, record: Lost | Left) -> None:
         block = self._close(record.worker, pushed=False)
         self.blocks[record.worker] = None
         self._moved(record.worker)

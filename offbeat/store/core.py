@@ -15,6 +15,7 @@ from offbeat.log import (
     Dropped,
     EpochDone,
     Joined,
+    Left,
     Log,
     Lost,
     Pulled,
@@ -25,6 +26,7 @@ from offbeat.log import (
 from offbeat.store.parameters import Parameters
 
 _PRESENT = (State.ACTIVE, State.RESTING)
+_GONE = (State.LOST, State.LEFT)
 _by_worker = attrgetter("part.worker", "part.sequence")
 
 
@@ -90,12 +92,22 @@ class Store:
 
     def lose(self, worker: int, now: float, why: str = "") -> None:
         """Give `worker` up: its leases go out again and nobody waits for it any more."""
-        leases = self.leases.reclaim(worker)
-        board.set_state(self.cells, worker, State.LOST)
-        if self.parameters is not None:
-            self.parameters.forget(worker)
+        leases = self._part_with(worker, State.LOST)
         self.log.write(Lost(now, worker, int(self.cells[Row.INCARNATION, worker]), leases, why))
         self._settle(now)
+
+    def leave(self, worker: int, now: float) -> None:
+        """`worker` goes of its own accord; otherwise as if it had been lost."""
+        leases = self._part_with(worker, State.LEFT)
+        self.log.write(Left(now, worker, int(self.cells[Row.INCARNATION, worker]), leases))
+        self._settle(now)
+
+    def _part_with(self, worker: int, state: int) -> list[Lease]:
+        leases = self.leases.reclaim(worker)
+        board.set_state(self.cells, worker, state)
+        if self.parameters is not None:
+            self.parameters.forget(worker)
+        return leases
 
     def rest(self, worker: int, now: float, wait: float = 0.0, communication: float = 0.0) -> None:
         """`worker` found nothing to do, after this much waiting and talking in vain."""
@@ -128,8 +140,8 @@ class Store:
         return self.leases.issue(worker)
 
     def lost(self, worker: int) -> bool:
-        """Whether `worker` has been given up and must join again."""
-        return bool(self.cells.item(Row.STATE, worker) == State.LOST)
+        """Whether `worker` has been given up, or has left, and must join again."""
+        return self.cells.item(Row.STATE, worker) in _GONE
 
     def present(self, worker: int) -> bool:
         """Whether `worker` has joined and has not been given up since."""

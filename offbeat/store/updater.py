@@ -14,6 +14,7 @@ from offbeat import optim
 from offbeat.choices import Rule, Yours
 from offbeat.discipline import Discipline
 from offbeat.errors import ConfigError, OffbeatError
+from offbeat.store.constraint import Constraint
 from offbeat.store.joint import Joint
 from offbeat.store.schedule import Schedule, move_on
 from offbeat.store.table import Flat
@@ -79,6 +80,7 @@ class Recipe:
     groups: tuple[Group, ...]
     schedule: Schedule | None = None
     clip: Clip | None = None
+    constraints: tuple[Constraint, ...] = ()
 
 
 class Updater:
@@ -119,6 +121,8 @@ class Updater:
         vars(self.rule)["_opt_called"] = True
         self._joint = None if flat is None else Joint.of(self.rule, flat, self.tensors)
         self._flat, self._plain = flat, _is_plain(self.rule)
+        limits = [(limit, limit.among(self.names)) for limit in recipe.constraints]
+        self.limits = [(limit, names) for limit, names in limits if names]
         self._bare: Callable[[Any], Any] = inspect.unwrap(type(self.rule).step)
 
     def step(self, gradients: Mapping[str, Tensor | None], rate: float = 1.0) -> None:
@@ -126,18 +130,21 @@ class Updater:
         self.separate()
         for name, tensor in self.tensors.items():
             tensor.grad = gradients.get(name)
-        self.step_in_place(rate)
+        self._step_at(rate)
         for tensor in self.tensors.values():
             tensor.grad = None
+        self.constrain()
 
     def step_along(self, gradient: Flat, rate: float = 1.0) -> None:
         """The same along the gradient of all tensors, at once where the rule allows it."""
         joint = self._joint
         if joint is not None and self._plain:
             joint.vector.add_(gradient.spans[0], alpha=-self.rule.param_groups[0]["lr"] * rate)
+            self.constrain()
         elif joint is not None and joint.enter(gradient.spans[0]):
-            self.step_in_place(rate)
+            self._step_at(rate)
             joint.leave()
+            self.constrain()
         else:
             self.step(gradient.views, rate)
 
@@ -147,6 +154,16 @@ class Updater:
             dtypes = [span.dtype for span in self._flat.table.spans]
             self._joint = Joint.of(self.rule, self._flat, self.tensors, dtypes)
 
+    @torch.no_grad()
+    def constrain(self) -> None:
+        """Bring the parameters back to where the constraints hold."""
+        for limit, names in self.limits:
+            for name in names:
+                limit.apply(self.tensors[name])
+                found = self.value(name)
+                if not found.is_set_to(self.tensors[name]):  # of a rule that looks ahead
+                    limit.apply(found)
+
     def separate(self) -> None:
         """From now on every tensor has a state of its own."""
         if self._joint is not None:
@@ -155,6 +172,10 @@ class Updater:
 
     def step_in_place(self, rate: float = 1.0) -> None:
         """One step along the gradients the tensors already carry."""
+        self._step_at(rate)
+        self.constrain()
+
+    def _step_at(self, rate: float) -> None:
         if rate == 1.0:
             self._step()
             return

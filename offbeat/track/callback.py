@@ -13,6 +13,7 @@ from offbeat.log import (
     EpochDone,
     Evaluated,
     Joined,
+    Left,
     Listener,
     Lost,
     Refused,
@@ -58,10 +59,10 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A worker joined or was lost, or a contribution was refused or dropped."""
+    """A worker joined, was lost or left, or a contribution was refused or dropped."""
 
     time: float
-    kind: str  # join, lost, refuse or drop
+    kind: str  # join, lost, left, refuse or drop
     worker: int
     incarnation: int
     samples: int = 0  # issued again after a loss, left out after a drop
@@ -72,6 +73,7 @@ class Event(msgspec.Struct, frozen=True):
         words = {
             "join": f"worker {self.worker} joined, for the {_nth(self.incarnation)} time",
             "lost": f"worker {self.worker} was lost; {self.samples} samples are issued again",
+            "left": f"worker {self.worker} left its loop; {self.samples} samples are issued again",
             "refuse": f"a contribution of worker {self.worker}, given up before, was refused",
             "drop": f"a contribution of worker {self.worker} came late; "
             f"{self.samples} samples were dropped",
@@ -194,9 +196,10 @@ class _Follower:
             self._epoch(record)
         elif isinstance(record, Joined):
             call.on_event(Event(record.time, "join", record.worker, record.incarnation))
-        elif isinstance(record, Lost):
+        elif isinstance(record, Lost | Left):
+            kind = "lost" if isinstance(record, Lost) else "left"
             again = sum(lease.samples for lease in record.leases)
-            call.on_event(Event(record.time, "lost", record.worker, record.incarnation, again))
+            call.on_event(Event(record.time, kind, record.worker, record.incarnation, again))
         elif isinstance(record, Refused):
             call.on_event(Event(record.time, "refuse", record.worker, record.incarnation))
         elif isinstance(record, Dropped):

@@ -9,10 +9,12 @@ from offbeat.lease import Lease
 from offbeat.log import (
     Admitted,
     Dropped,
+    Ended,
     Entry,
     EpochDone,
     Evaluated,
     Joined,
+    Left,
     Lost,
     Part,
     Pulled,
@@ -28,7 +30,7 @@ EVENTS = 60  # rare events that are kept
 ROWS = 100  # workers with a row of their own
 
 ABSENT, STARTING, COMPUTING, WAITING = "not there yet", "starting", "computing", "waiting"
-RESTING, LOST, DONE, STOPPED = "resting", "lost", "done", "stopped"
+RESTING, LOST, LEFT, DONE, STOPPED = "resting", "lost", "left", "done", "stopped"
 
 
 class Seat:
@@ -84,6 +86,8 @@ class RunState:
             Dropped: self._dropped,
             Joined: self._joined,
             Lost: self._lost,
+            Left: self._left,
+            Ended: self._ended,
             Refused: self._refused,
             Rested: self._rested,
             EpochDone: self._epoch_done,
@@ -205,6 +209,16 @@ class RunState:
         told += [f"{back:,} samples go out again"] if back else []
         self._tell(now, "lost", "; ".join(told))
 
+    def _left(self, record: Left) -> None:
+        seat, back = self.seats[record.worker], sum(lease.samples for lease in record.leases)
+        self.counts["reissued"] += back
+        seat.state, seat.since, seat.pending, seat.missed = LEFT, None, False, ""
+        again = f"; {back:,} samples go out again" if back else ""
+        self._tell(record.time, "left", f"worker {record.worker} left its loop{again}")
+
+    def _ended(self, record: Ended) -> None:
+        self._tell(record.time, "ended", f"worker {record.worker} ended the run for all")
+
     def _refused(self, record: Refused) -> None:
         self.counts["refused"] += 1
         what = f"a contribution of worker {record.worker}, incarnation {record.incarnation}"
@@ -232,7 +246,7 @@ class RunState:
         state, about = seat.state, ""
         if state == LOST:
             about = f"({seat.missed})" if seat.missed else ""
-        elif over:
+        elif over and state != LEFT:
             state = DONE if over == "finished" else STOPPED
         elif seat.waits(now) and (blockers := blocking(seat, at_work)):
             state, first = WAITING, blockers[0]

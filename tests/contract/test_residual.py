@@ -30,7 +30,8 @@ def test_sent_and_residual_add_up_to_what_was_computed(name, codec, seed, pushes
     """Through a whole worker: batches in, packed contributions out, unpacked as the store does."""
     what = problem(samples=20, seed=seed)
     discipline = DISCIPLINES[name]
-    wanted = Essentials(*what, discipline, optimizer_for(discipline), 1, 2, 9, seed)
+    mine = what._replace(model=copy.deepcopy(what.model))  # which follows the worker
+    wanted = Essentials(*mine, discipline, optimizer_for(discipline), 1, 2, 9, seed)
     job = make_job(wanted, {"codec": codec})
     store = job.make_store(Log())
     worker = job.make_worker(store, 0, store.join(0, 0.0))

@@ -78,7 +78,7 @@ def test_a_hand_is_killed_while_nobody_needs_it(gate):
     gate.seconds = 3600.0
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return (gate if me().startswith("offbeat") else F.mse_loss)(output, target)
+        return (F.mse_loss if me() == "offbeat trial" else gate)(output, target)
 
     script = Script(gate, [seen(Joined, 2), strike_hand(1), seen(Joined, 0)])
     what = problem(samples=48)._replace(loss=loss)

@@ -289,8 +289,34 @@ def test_a_mistake_in_the_loop_is_told_with_its_line(script: Path) -> None:
     done = offbeat("run", "-n", 2, script)
     assert done.returncode == 3
     assert "ZeroDivisionError: division by zero" in done.stderr
-    assert f"{script} line " in done.stderr
+    line = script.read_text()[: script.read_text().index("1 / 0")].count("\n") + 1
+    assert f"{script} line {line}" in done.stderr
+    assert done.stderr.count("train.py line") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("here", "after", "words"),
+    [
+        ('run.record(float("nan"))', "", "the loss is nan at worker"),
+        ("model.late = torch.nn.Linear(1, 1)", "", "'late.weight' is new"),
+        ("model.bias.requires_grad_()", "requires_grad_(False)", "'bias' was frozen when the run"),
+    ],
+)
+def test_an_error_of_offbeats_own_has_the_line_of_the_step(
+    script: Path, here: str, after: str, words: str
+) -> None:
+    text = SCRIPT.replace("HERE", here).replace("AFTER", "")
+    if after:
+        made = "model = run.replica(torch.nn.Linear(3, 2))"
+        text = text.replace(made, f"{made}; model.bias.{after}")
+    script.write_text(text)
+    done = offbeat("run", "-n", 2, script)
+    assert done.returncode == 3
+    line = text[: text.index("optimizer.step()")].count("\n") + 1
+    assert done.stderr.startswith(f"error: {script} line {line}: ")
+    assert words in done.stderr
+    assert done.stderr.count("train.py line") == 1
 
 
 def test_a_mistake_after_the_loop_is_told_too(script: Path) -> None:

@@ -128,3 +128,10 @@ def test_a_script_that_leaves_early_takes_its_processes_along(script: Path) -> N
             handle = os.pidfd_open(other)
             assert select.select([handle], [], [], 60)[0]
             os.close(handle)
+
+
+def test_a_mistake_in_the_leaders_own_stage_is_told_while_others_wait(script: Path) -> None:
+    script.write_text(SCRIPT.replace("HERE", "pass").replace("nn.Linear(3, 6)", "nn.Linear(4, 6)"))
+    done = offbeat("run", "-n", 1, script)
+    assert done.returncode == 3, done.stderr
+    assert "worker 0 failed: RuntimeError" in done.stderr

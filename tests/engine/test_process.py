@@ -14,7 +14,7 @@ from offbeat.engine.process import branch, compute_steadily, fork, in_fresh_thre
 from offbeat.engine.station import Station
 from offbeat.errors import RunError
 from tests.contract.common import optimizer_for, problem
-from tests.engine.common import children, nothing_left
+from tests.engine.common import children, me, nothing_left
 
 
 def ended(child):
@@ -207,10 +207,10 @@ def test_one_that_computes_does_not_push_aside_who_wakes_it():
 
 @pytest.mark.parametrize(("emulate", "policy"), [(None, os.SCHED_BATCH), ("1ms", os.SCHED_OTHER)])
 def test_workers_compute_steadily_unless_they_mostly_sleep(emulate, policy):
-    what, launcher = problem(), os.getpid()
+    what = problem()
 
     def loss(output, target):
-        if os.getpid() != launcher:
+        if me() in ("offbeat 0", "offbeat 1"):
             raise ValueError(f"policy {os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK}")
         return what.loss(output, target)
 

@@ -219,9 +219,9 @@ def test_an_error_in_a_thread_comes_out_once(tmp_path: Path, where: str) -> None
         simulate(script(tmp_path, **{where: text}))
 
 
-def test_a_worker_that_breaks_out(tmp_path: Path) -> None:
-    what = script(tmp_path, in_loop="if step == 1: break")
-    with pytest.raises(ob.RunError, match="worker 0 left its loop at version 1 with samples to go"):
+def test_parameters_that_come_late_are_refused(tmp_path: Path) -> None:
+    what = script(tmp_path, in_loop="model[0] = nn.Linear(3, 4).double()")
+    with pytest.raises(ob.ConfigError, match=r"'0\.weight' is new, and the run would not train it"):
         simulate(what)
 
 

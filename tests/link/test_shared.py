@@ -210,7 +210,6 @@ def test_resting_ends_when_leases_have_come_back(wired):
 CALLS = {
     "pull": lambda w: w.link.pull([]),
     "lease": lambda w: w.link.lease(),
-    "confirm": lambda w: w.link.confirm(),
     "push": lambda w: push(w, contribution(w.slot), then_pull=False),
     "rest": lambda w: w.link.rest(0.0, 0.0),
 }
@@ -246,16 +245,6 @@ def test_one_that_slept_through_the_end_hears_how_it_was(wired, finished):
     with pytest.raises(Over) as end:
         w.link.pull([])
     assert type(end.value) is (Over if finished else Stopped)
-
-
-def test_confirming_asks_although_leases_are_left(wired):
-    """One with work ahead must hear that it was given up, too."""
-    w = wired()
-    w.will_say(go(A, B))
-    w.link.pull([])
-    w.will_say(Again())
-    with pytest.raises(Refused):
-        w.link.confirm()
 
 
 def test_last_words_need_nobody_to_hear_them(wired):

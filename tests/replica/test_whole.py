@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from offbeat.data import Reader
+from offbeat.errors import ConfigError
 from offbeat.lease import Lease
 from offbeat.replica.objective import BatchLoss
 from offbeat.replica.whole import Replica
@@ -198,3 +199,17 @@ def test_the_state_goes_into_tensors_and_back() -> None:
     assert second.compute(Lease(0, 6, 12)) == first.compute(Lease(0, 6, 12))
     for one, other in zip(first.model.buffers(), second.model.buffers(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_parameters_that_a_script_gave_other_memory_come_back_with_its_values() -> None:
+    mine = replica(net())
+    weight = mine.parameters["0.weight"]
+    weight.data = weight.data * 2
+    wanted = weight.detach().clone()
+    mine.reclaim()
+    view = next(flat.views["0.weight"] for flat in mine.flats if "0.weight" in flat.views)
+    assert weight.is_set_to(view)
+    assert torch.equal(view, wanted)
+    weight.data = weight.data.double()
+    with pytest.raises(ConfigError, match=r"'0.weight' is now float64 \(4, 3\) and was float32"):
+        mine.reclaim()
