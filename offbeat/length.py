@@ -35,4 +35,6 @@ def _versions(job: Job) -> int:
     together = job.workers - gather.backup if isinstance(gather, All) else gather.k
     steps = send.every if isinstance(send, Change | Elastic) else 1
     steps = send.push if isinstance(send, Accumulated) else steps
-    return -(-job.epochs * -(-job.samples // job.batch_size) // (together * steps))
+    rest = 0 if job.drop_last else job.batch_size - 1
+    leases = job.epochs * ((job.samples + rest) // job.batch_size)
+    return -(-leases // (together * steps))

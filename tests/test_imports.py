@@ -152,7 +152,7 @@ LAYERS: dict[str, set[str]] = {
     "layout": set(),
     "layout.value": {"errors", "spelling"},
     "layout.tree": {"errors"},
-    "layout.copies": set(),
+    "layout.copies": {"chance"},
     "layout.blocks": {"errors", "spelling"},
     "layout.stages": {"errors", "layout.blocks", "layout.copies", "layout.tree"},
     "layout.shards": {"errors", "spelling"},

@@ -1,13 +1,13 @@
 """A copy of a model to try things on, so that trials leave no trace in the model itself."""
 
 import copy
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import nn
+
+from offbeat.chance import undisturbed
 
 
 @contextmanager
@@ -24,10 +24,5 @@ def tried(model: nn.Module) -> Iterator[nn.Module]:
 def same_chance(model: nn.Module) -> Iterator[None]:
     """Whatever is drawn here, what is drawn afterwards does not change."""
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    with undisturbed(), torch.random.fork_rng(devices=sorted(devices)):
+        yield
