@@ -73,3 +73,13 @@ def browser() -> Iterator[Any]:
         started = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield started
         started.close()
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """A script that a test leaves in the middle of its loop still listens for its end."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)

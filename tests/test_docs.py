@@ -83,6 +83,9 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
+UNIT = re.compile(r"^(kB|MB|GB)\b")
+
+
 def same_words(shown: str, printed: str, measured: bool = False) -> str | None:
     """The first word of two outputs that differs, numbers with some slack; None if none does.
 
@@ -90,6 +93,8 @@ def same_words(shown: str, printed: str, measured: bool = False) -> str | None:
     """
     # A rule under a table's head is as long as the widest numbers make it.
     left, right = (RULE.sub("─", HASH.sub("HASH", text)).split() for text in (shown, printed))
+    if measured:  # memory, too: the process that runs this may itself be a large one
+        left, right = ([UNIT.sub("bytes", word) for word in words] for words in (left, right))
     for a, b in zip(left, right, strict=False):
         if NUMBER.sub("#", a) != NUMBER.sub("#", b):
             return f"{a!r} is shown, {b!r} is printed"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -67,12 +68,13 @@ def who(number: int) -> str:
 
 
 def where(trace: str, form: str = " ({})") -> str:
-    """The last line of a traceback that is not in this package or in torch, put into `form`."""
+    """The last line of a traceback that is the user's own, put into `form`."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+    others = (here, "site-packages", sysconfig.get_path("stdlib") + os.sep)
     found = ""
     for line in trace.splitlines():
         line = line.strip()
-        if line.startswith('File "') and here not in line and "site-packages" not in line:
+        if line.startswith('File "') and not any(other in line for other in others):
             found = line
     if not found:
         return ""

@@ -13,6 +13,7 @@ from torch.nn.utils import parameters_to_vector
 
 import offbeat as ob
 from offbeat.log import Updated
+from offbeat.store.manifest import checksum, read_manifest
 from tests.contract.common import SGD, Problem, Stop, StopAfter, check_run, problem, run
 from tests.contract.real import strike
 from tests.independent.executor import Executor, Way, Yours
@@ -133,7 +134,10 @@ def test_a_run_of_old_goes_on_and_replays_as_it_began(sim_only, tmp_path, monkey
         file = tmp_path / name / "run.json"
         config = json.loads(file.read_text())
         assert config.pop("numerics") == 1
+        sums = read_manifest(file.parent)
         file.write_text(json.dumps(config))
+        sums.files[file.name] = checksum(file)
+        sums.write(file.parent)
     assert off(whole, what, "dc(0.5)") > 1e-6
     again = run(sim_only, what, rule, out=tmp_path / "cut", resume=True, **how)
     assert again.parameter_hash == whole.parameter_hash
