@@ -18,7 +18,7 @@ from benchmarks.figure import Figure, Peer
 from benchmarks.local.runs import NEVER
 from benchmarks.peers.launch import alone
 from benchmarks.scale import Scale
-from offbeat.log import Entry, Updated
+from offbeat.log.records import Entry, Updated
 
 WIDTH = 1024
 SHARDS = 4

@@ -14,13 +14,13 @@ import torch
 import offbeat as ob
 from benchmarks.figure import Figure
 from benchmarks.scale import Scale
-from offbeat.data import Reader
-from offbeat.lease import Lease
+from offbeat.data.lease import Lease
+from offbeat.data.reader import Reader
+from offbeat.model.replica import Replica
 from offbeat.recipes import recipe
-from offbeat.replica.whole import Replica
-from offbeat.store.core import Store
-from offbeat.store.updater import Updater
-from offbeat.worker import NumberWorker
+from offbeat.rules.updater import Updater
+from offbeat.store.store import Store
+from offbeat.worker.worker import NumberWorker
 
 EPOCHS = 20
 

@@ -20,7 +20,7 @@ from benchmarks.local.runs import NEVER, Steps, per_second
 from benchmarks.peers.common import image_mlp, made_up
 from benchmarks.peers.launch import alone
 from benchmarks.scale import Scale
-from offbeat.log import Entry
+from offbeat.log.records import Entry
 from offbeat.watch import Watch
 
 # Reads a stream as an open page does, and does nothing else.

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import offbeat as ob
-from offbeat.cluster import Machine
-from offbeat.log import Admitted, Dropped, Pulled, Updated
-from offbeat.pace import distribution
+from offbeat.engine.sim.cluster import Machine
+from offbeat.engine.sim.compute_times import distribution
+from offbeat.log.records import Admitted, Dropped, Pulled, Updated
 
 BATCH = 32
 UNEVEN = ("20ms", "23ms", "58ms")  # one worker is slow, always

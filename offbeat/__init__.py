@@ -1,32 +1,47 @@
 """Train PyTorch models on workers that differ in speed, fail, and talk over slow links.
 
-The modules in the order in which a gradient meets them:
+The packages in the order in which a gradient meets them:
 
-- `task`, `setup`, `length`, `trial`, `job`: what is trained, checked, tried and put together
-- `lease`, `data`, `prefetch`: which samples a worker gets, and the batches made of them
-- `replica`: batch to gradient
-- `layout`: how a replica may be split over processes, and what that would cost
-- `send`, `codec`: what goes out, and how small
-- `contribution`, `link`: what travels, and over what
-- `store`, `optim`: admit, gather, weigh, apply; checkpoints
-- `log`, `logfile`, `replay`: the ordered record of a run, its files, and running it again
-- `board`, `discipline`, `choices`: who may go on, and the five choices that decide it
-- `worker`, `loop`: the cycle that ties these together, and its turns in real time
-- `engine`, `cluster`, `pace`: what runs it all, and the cluster that a simulation runs
-- `session`, `signals`, `train`, `cost`, `kept`, `run`: the front door for functions
-- `script`, `hosts`, `join`: the front door for scripts
-- `track`: your own callback, TensorBoard, CSV, MLflow, W&B
-- `compare`: disciplines side by side on any task, over devices and repeats
-- `watch`: the live page of a run
-- `report`, `cli`, `demo`, `doctor`: what a run cost, and the command line
-- `limits`: what the machine and its control groups allow
-- `errors`, `given`, `spelling`: mistakes, told with their remedy
-- `chance`: the generators that anybody's code may draw from
+- `config`: one description of a run, checked once
+- `discipline`: the five choices that say how workers keep step
+- `data`: which samples a worker gets, and the batches made of them
+- `model`: batch to gradient
+- `split`: the same over several processes, and what a split would cost
+- `worker`, `codec`: what goes out, how small, and the loop around it
+- `protocol`: what server and workers say to each other, and what each does next
+- `transport`: how they reach each other
+- `store`, `rules`, `optim`: admit, gather, weigh, apply
+- `log`, `folder`: the ordered record of a run, and where it is kept
+- `engine`: what runs workers and store: simulated, or on this machine
+- `train`, `join`, `replay`: the front doors, for functions, scripts and logs
+- `report`, `compare`, `watch`, `track`: what a run cost, beside others, and while it goes
+- `cli`: the command line
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
+- `errors`: what goes wrong, told with its remedy
 """
 
 from offbeat import codec, optim, track
-from offbeat.choices import (
+from offbeat.config.task import Metric, Task
+from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import (
+    ASP,
+    ASUP,
+    BMUF,
+    BSP,
+    EASGD,
+    SSP,
+    AsyncLocalSGD,
+    Average,
+    DiLoCo,
+    Downpour,
+    FedBuff,
+    Gossip,
+    Hogwild,
+    LocalSGD,
+    SoftSync,
+    parse,
+)
+from offbeat.discipline.parts import (
     Accumulated,
     AdaptiveDelayCompensation,
     All,
@@ -44,41 +59,21 @@ from offbeat.choices import (
     Rule,
     Yours,
 )
-from offbeat.cluster import Cluster, Failure, Machine, Pause
-from offbeat.cost import estimate
-from offbeat.discipline import (
-    ASP,
-    ASUP,
-    BMUF,
-    BSP,
-    EASGD,
-    SSP,
-    AsyncLocalSGD,
-    Average,
-    DiLoCo,
-    Discipline,
-    Downpour,
-    FedBuff,
-    Gossip,
-    Hogwild,
-    LocalSGD,
-    SoftSync,
-    parse,
-)
+from offbeat.engine.result import Interrupted, Run
+from offbeat.engine.sim.cluster import Cluster, Failure, Machine, Pause
+from offbeat.engine.sim.cost import estimate
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayMismatch, RunError
 from offbeat.join import Member, join
-from offbeat.layout.explain import explain
-from offbeat.layout.value import Layout
-from offbeat.log import Listener
+from offbeat.log.log import Listener
+from offbeat.model.objective import BatchLoss
+from offbeat.model.table import ByCount, BySize, ByWeight
 from offbeat.replay import Replay, replay
-from offbeat.replica.objective import BatchLoss
 from offbeat.report.summary import History, Summary
-from offbeat.run import Interrupted, Run
-from offbeat.store.constraint import Clamp, MaxNorm
-from offbeat.store.schedule import Schedule
-from offbeat.store.table import ByCount, BySize, ByWeight
-from offbeat.store.updater import Clip
-from offbeat.task import Metric, Task
+from offbeat.rules.constraint import Clamp, MaxNorm
+from offbeat.rules.schedule import Schedule
+from offbeat.rules.updater import Clip
+from offbeat.split.layout import Layout
+from offbeat.split.plan.explain import explain
 from offbeat.track.callback import Callback
 from offbeat.train import train
 

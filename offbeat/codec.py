@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from offbeat.config.text import nearest, parse_call, split_arguments
 from offbeat.errors import ConfigError, RunError
-from offbeat.spelling import nearest, parse_call, split_arguments
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -1,5 +1,6 @@
 """The front door for scripts: `with ob.join() as run`, and the loop is the user's own."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,22 +12,22 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from offbeat.codec import Codec
-from offbeat.data import Collate
-from offbeat.discipline import Discipline
+from offbeat.config.keywords import check_join, check_kinds
+from offbeat.config.task import OptimizerFactory
+from offbeat.data.lease import Lease
+from offbeat.data.reader import Collate
+from offbeat.discipline.discipline import Discipline
+from offbeat.engine.script import Participant, ScriptHost, host, script_config
+from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
-from offbeat.given import check_join, check_kinds
-from offbeat.hosts import Alone, torchrun_host
-from offbeat.layout.value import Layout
-from offbeat.lease import Lease
-from offbeat.log import Listener
-from offbeat.replica.front import Front
-from offbeat.replica.trained import Trained
-from offbeat.script import Host, Seat, Settings, Wanted, host
-from offbeat.store.constraint import Constraint
-from offbeat.store.schedule import Schedule, Shown
-from offbeat.store.table import Placement
-from offbeat.store.updater import Clip
-from offbeat.task import OptimizerFactory
+from offbeat.log.log import Listener
+from offbeat.model.table import Placement
+from offbeat.model.trained_parameters import Trained
+from offbeat.rules.constraint import Constraint
+from offbeat.rules.schedule import Schedule, Shown
+from offbeat.rules.updater import Clip
+from offbeat.split.layout import Layout
+from offbeat.split.script_model import ScriptModel
 
 Module = TypeVar("Module", bound=nn.Module)
 ONE_LOOP = "pass epochs=3 to batches; run.epoch says which one it is"
@@ -58,8 +59,7 @@ def join(**defaults: Unpack[Defaults]) -> "Member":
     """
     check_join(defaults, Defaults.__annotations__)
     check_kinds(defaults)
-    where = host.get() or torchrun_host() or Alone()
-    return Member(where, where.settle(Settings(**defaults)))
+    return Member(host.get() or torchrun_host() or SingleHost(), defaults)
 
 
 # ---------------------------------------------------------------- what the script holds
@@ -68,12 +68,12 @@ def join(**defaults: Unpack[Defaults]) -> "Member":
 class Member:
     """This participant of a run: the replica, the optimiser and the batches of its script."""
 
-    def __init__(self, where: Host, settings: Settings):
-        self._host, self._settings = where, settings
+    def __init__(self, where: ScriptHost, defaults: Defaults):
+        self._host, self._defaults = where, defaults
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
-        self._seat: Seat | None = None
-        self._front: Front | None = None  # of a model that is split
+        self._seat: Participant | None = None
+        self._front: ScriptModel | None = None  # of a model that is split
         self._trained: Trained | None = None
         self._lease: Lease | None = None
         self._holds = False  # whether a batch is out whose step has not been made
@@ -116,7 +116,16 @@ class Member:
                 "the optimiser is made over the store's tensors: pass a factory such as "
                 f"partial(torch.optim.{kind}, lr=0.1), not an optimiser"
             )
-        self._optimizer = Optimizer(self, factory, schedule, clip, groups, constrain)
+        self._optimizer = Optimizer(
+            self,
+            {
+                "optimizer": factory,
+                "schedule": schedule,
+                "clip": clip,
+                "groups": groups,
+                "constrain": constrain,
+            },
+        )
         return self._optimizer
 
     def batches(
@@ -149,37 +158,34 @@ class Member:
             )
         optimizer = self._optimizer
         self._trained = Trained(self._model)
-        wanted = Wanted(
-            self._model,
-            optimizer.factory,
-            dataset,
-            batch_size,
-            epochs,
-            self._host.workers,
-            self._settings,
-            optimizer.schedule,
-            optimizer.clip,
-            optimizer.groups,
-            shuffle,
-            collate,
-            drop_last,
-            optimizer.constrain,
-        )
-        self._seat = self._host.seat(wanted)
-        if self._settings.layout is not None:
-            self._front = Front(self._model)
+        said: dict[str, Any] = {
+            **self._defaults,
+            "model": self._model,
+            "data": dataset,
+            "batch_size": batch_size,
+            "epochs": epochs,
+            "shuffle": shuffle,
+            "collate": collate,
+            "drop_last": drop_last,
+            "origin": {"loop": Path(sys.argv[0]).name},
+            **optimizer.said,
+        }
+        config = script_config(self._host.settle(said))
+        self._seat = self._host.participant(config)
+        if config.layout is not None:
+            self._front = ScriptModel(self._model)
         return self._each(self._seat)
 
     # ------------------------------------------------------------ the loop
 
-    def _each(self, seat: Seat) -> Iterator[Any]:
-        self._lease = seat.next()
+    def _each(self, participant: Participant) -> Iterator[Any]:
+        self._lease = participant.next()
         while self._lease is not None:
             self._epoch = self._lease.epoch
             self._holds = True
-            batch = seat.batch(self._lease)
+            batch = participant.batch(self._lease)
             if self._front is not None:
-                self._front.begin(seat.stages, self._lease)
+                self._front.begin(participant.stages, self._lease)
             try:
                 yield batch
             except GeneratorExit:  # a break, or an error in the loop
@@ -293,19 +299,9 @@ class Member:
 class Optimizer:
     """Makes the steps of a script's loop; the rule itself works at the store or the worker."""
 
-    def __init__(
-        self,
-        member: Member,
-        factory: OptimizerFactory | None,
-        schedule: Schedule | None,
-        clip: Clip | None,
-        groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None,
-        constrain: Constraint | str | Sequence[Constraint | str] | None,
-    ):
-        self._member = member
-        self.factory, self.schedule, self.clip, self.groups = factory, schedule, clip, groups
+    def __init__(self, member: Member, said: Mapping[str, Any]):
+        self._member, self.said = member, said
         self._shown: Shown | None = None
-        self.constrain = constrain
 
     def step(self, closure: None = None) -> None:
         """Hand over the gradient of this batch; afterwards the model holds what was pulled."""
@@ -321,15 +317,16 @@ class Optimizer:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Parameters and settings, to be read; rates are those of the version the model holds."""
-        model, seat = self._member._model, self._member._seat
-        if model is None or self.factory is None:
+        model, participant = self._member._model, self._member._seat
+        factory, groups = self.said["optimizer"], self.said["groups"]
+        if model is None or factory is None:
             return []
         if self._shown is None:
-            chosen: Any = self.groups(model) if self.groups else None
+            chosen: Any = groups(model) if groups else None
             if chosen is None:
                 chosen = [p for p in model.parameters() if p.requires_grad]
-            self._shown = Shown(partial(self.factory, chosen), self.schedule)
-        at = (0, 0) if seat is None else (seat.version, seat.epochs)
+            self._shown = Shown(partial(factory, chosen), self.said["schedule"])
+        at = (0, 0) if participant is None else (participant.version, participant.epochs)
         return [Fixed(group) for group in self._shown.groups(*at)]
 
 

@@ -1,28 +1,40 @@
 """Run a log again in one process, in the order it says, and compare every hash on the way."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack
+from typing import Any, Unpack
 
-import msgspec
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from offbeat.contribution import Contribution, Snapshot
+from offbeat.config.describe import (
+    Recorded,
+    describe_job,
+    first_difference,
+    recorded_optimizer,
+    settings_of,
+)
+from offbeat.config.job import Job
+from offbeat.config.keywords import check_names
+from offbeat.config.run_config import Options, RunConfig
+from offbeat.config.setup import make_job
+from offbeat.config.task import OptimizerFactory
+from offbeat.data.lease import Lease
+from offbeat.engine.session import fixed_arithmetic
 from offbeat.errors import CheckpointError, ReplayMismatch
-from offbeat.job import Job, Numbers
-from offbeat.lease import Lease
-from offbeat.log import (
+from offbeat.folder.checkpoint import RunFolder, model_tensors
+from offbeat.folder.tensors import load_tensors
+from offbeat.log.log import Log
+from offbeat.log.records import (
     Admitted,
     Dropped,
     Entry,
     EpochDone,
     Joined,
     Left,
-    Log,
     Lost,
     Part,
     Pulled,
@@ -30,14 +42,11 @@ from offbeat.log import (
     Rested,
     Updated,
 )
-from offbeat.replica.objective import Loss
-from offbeat.replica.shared import untouched
-from offbeat.session import fixed_arithmetic
-from offbeat.setup import Essentials, Options, describe, first_difference, make_job, optimizer_from
-from offbeat.store.checkpoint import RunFolder, load_tensors, model_tensors
-from offbeat.store.table import check_tensors
-from offbeat.task import OptimizerFactory
-from offbeat.worker import Timing, Worker
+from offbeat.model.objective import Loss
+from offbeat.model.shared_model import untouched
+from offbeat.model.table import check_tensors
+from offbeat.worker.contribution import Contribution, Snapshot
+from offbeat.worker.worker import Timing, Worker
 
 
 @dataclass(frozen=True)
@@ -90,67 +99,11 @@ def replay(
     with fixed_arithmetic(config.threads), untouched(model):
         if optimizer is None:
             optimizer = recorded_optimizer(config, place)
-        make = partial(_job, config, (model, data, loss), optimizer, dict(options))
+        code = {"model": model, "data": data, "loss": loss, "optimizer": optimizer}
+        asked = _config(config, code, options)
+        make = partial(_with_layout, asked)
         job = make(config.layout)
-        return follow(place, job, describe(job, optimizer), every, make)
-
-
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-Threads = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
-
-
-class Recorded(msgspec.Struct):
-    """What a replay needs of run.json."""
-
-    discipline: str
-    workers: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-    batch_size: Count
-    accumulate: Count
-    epochs: Count
-    seed: Annotated[int, msgspec.Meta(ge=0)]
-    nonfinite: Literal["stop", "skip"]
-    hash_every: Count
-    shuffle: bool
-    codec: str | None = None
-    optimizer: dict[str, Any] | None = None
-    shards: Count = 1
-    policies: dict[str, str] = {}
-    layout: str | None = None
-    threads: Threads = 1
-    overlap: bool = False
-    drop_last: bool = False
-    numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
-    constrain: Any = None
-
-
-def settings_of(place: RunFolder) -> Recorded:
-    """The settings of the run in `place`, or CheckpointError."""
-    try:
-        return msgspec.convert(place.config(), Recorded)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(
-            f"{place.config_file} is not of a run, or is damaged: {error}"
-        ) from None
-
-
-def recorded_optimizer(config: Recorded, place: RunFolder) -> OptimizerFactory | None:
-    """The optimiser that run.json describes, tried on a tensor of its own."""
-    described = config.optimizer
-    if described is None:
-        return None
-    named = isinstance(described.get("name"), str)
-    if not named or not isinstance(described.get("settings"), dict | None):
-        raise CheckpointError(f"{place.config_file} describes no optimiser, or is damaged")
-    described.setdefault("settings", None)
-    factory = optimizer_from(described)
-    assert factory is not None
-    try:
-        factory([torch.zeros(1, requires_grad=True)])
-    except Exception as error:
-        raise CheckpointError(
-            f"{place.config_file} describes an optimiser that cannot be made: {error}"
-        ) from error
-    return factory
+        return follow(place, job, describe_job(asked, job), every, make)
 
 
 Make = Callable[[str | None], Job]
@@ -173,7 +126,6 @@ def follow(
     if different is not None:
         raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
     job.discipline.check_order()
-    assert isinstance(job.content, Numbers)
     initial = load_tensors(place.checked(place.initial_file))
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)
@@ -189,28 +141,18 @@ def follow(
     return found
 
 
-def _job(
-    config: Recorded,
-    code: tuple[nn.Module, Dataset[Any], Loss],
-    optimizer: OptimizerFactory | None,
-    options: dict[str, Any],
-    layout: str | None,
-) -> Job:
-    recorded = ("codec", "nonfinite", "hash_every", "shuffle", "accumulate", "drop_last")
-    for key in (*recorded, "constrain"):
-        options.setdefault(key, getattr(config, key))
-    options["layout"] = layout
-    wanted = Essentials(
-        *code,
-        config.discipline,
-        optimizer,
-        config.workers,
-        config.batch_size,
-        config.epochs,
-        config.seed,
-        config.numerics,
+def _config(told: Recorded, code: Mapping[str, Any], options: Mapping[str, Any]) -> RunConfig:
+    """The run of a folder, with what is code; what a user passes wins."""
+    check_names(options, Options.__annotations__)
+    named = (
+        *("discipline", "workers", "batch_size", "epochs", "seed", "numerics", "codec"),
+        *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "constrain"),
     )
-    return make_job(wanted, options)
+    return RunConfig(**{name: getattr(told, name) for name in named} | {**code, **options})
+
+
+def _with_layout(config: RunConfig, layout: str | None) -> Job:
+    return make_job(replace(config, layout=layout))
 
 
 _MANY = 1 << 31  # of incarnations and local steps: more cannot be
@@ -226,7 +168,6 @@ class _Replayer:
     def __init__(self, job: Job, every: int, start: Path):
         self.job, self.every = job, every
         self.store = job.make_store(Log())
-        assert self.store.parameters is not None
         self.parameters = self.store.parameters
         if start.exists():
             meta = self.parameters.meta()
@@ -299,11 +240,9 @@ class _Replayer:
         if not 1 <= record.threads <= 1 << 12:
             raise _Differs(f"the run goes on with {record.threads} threads")
         torch.set_num_threads(record.threads)
-        assert isinstance(self.job.content, Numbers)
         self.job.content.shared.give_back()
         self.job = self.make(record.layout)
         before, self.store = self.parameters, self.job.make_store(Log())
-        assert self.store.parameters is not None
         self.parameters = self.store.parameters
         self.parameters.averages.start = dict(before.averages.start)
         self.parameters.load(before.state(), before.meta())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from offbeat.engine import server
+from offbeat.protocol import server
 
 # Several test processes share few cores, and sums in one thread always add in the same order.
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from benchmarks.local.exchange_process import rounds
 from benchmarks.local.runs import Goal, GoalReached, Steps, mean_step, per_second
 from benchmarks.peers.launch import PeerFailed, PeerMissing
 from benchmarks.table import WIDTH, as_json, table, verdict
-from offbeat.log import Evaluated, Part, Updated
+from offbeat.log.records import Evaluated, Part, Updated
 
 FAST = Figure("exchange over the limit", 1.2, "x", at_most=1.25)
 SLOW = replace(FAST, value=1.3)

@@ -27,12 +27,12 @@ import pytest
 import typer
 
 import offbeat
-from offbeat import cluster, log
 from offbeat.cli import app, main
-from offbeat.demo import CONTENDERS
-from offbeat.discipline import ROWS, parse
-from offbeat.log import Part
+from offbeat.discipline.named import ROWS, parse
+from offbeat.engine.sim import cluster
+from offbeat.log.records import Entry, Part
 from offbeat.report.summary import Summary, WorkerFigures
+from offbeat.studies.demo import CONTENDERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -41,7 +41,7 @@ TRANSLATED = ROOT / "README.zh-CN.md"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCS = ROOT / "docs"
 
-# Numbers in shown output may move in the last place between processors; words may not.
+# Training in shown output may move in the last place between processors; words may not.
 SLACK = 0.05
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 RULE = re.compile("─+")
@@ -89,7 +89,7 @@ UNIT = re.compile(r"^(kB|MB|GB)\b")
 def same_words(shown: str, printed: str, measured: bool = False) -> str | None:
     """The first word of two outputs that differs, numbers with some slack; None if none does.
 
-    Numbers that were `measured` may be any.
+    Training that were `measured` may be any.
     """
     # A rule under a table's head is as long as the widest numbers make it.
     left, right = (RULE.sub("─", HASH.sub("HASH", text)).split() for text in (shown, printed))
@@ -221,6 +221,18 @@ def test_images_are_small_and_shown() -> None:
 
 # ---------------------------------------------------------------- words against code
 
+# Pages that send a reader to files of the package; others speak of a user's own.
+MAPS = [DOCS / "path.md", DOCS / "decisions.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", MAPS, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    alone = {path.name for path in (ROOT / "offbeat").rglob("*.py")}
+    for name in re.findall(r"`([\w/]+\.py)`", page.read_text()):
+        if "NAME" not in name:
+            there = any((top / name).exists() for top in (ROOT, ROOT / "offbeat"))
+            assert there or name in alone, f"{page.name} names {name}"
+
 
 def all_text() -> str:
     return "\n".join(page.read_text() for page in PAGES)
@@ -280,7 +292,7 @@ def test_every_spelling_of_a_discipline_can_be_read() -> None:
 
 def test_every_log_record_and_figure_is_explained() -> None:
     faults = (DOCS / "faults.md").read_text()
-    for record in (*log.Entry.__args__, Part):
+    for record in (*Entry.__args__, Part):
         config = record.__struct_config__
         if config.tag is not None:
             assert f"`{config.tag}`" in faults
@@ -300,7 +312,7 @@ def test_every_key_of_a_cluster_is_explained() -> None:
 
 
 def test_every_option_of_train_is_explained() -> None:
-    from offbeat.setup import Options
+    from offbeat.config.run_config import Options
     from offbeat.train import TrainOptions
 
     tutorial = (DOCS / "tutorial.md").read_text()

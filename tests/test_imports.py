@@ -15,11 +15,14 @@ LONGEST = 500
 # The pure parts: they compute, and leave clocks, threads, processes and transports to an engine.
 # A name stands for a module or for a whole package.
 PURE = (
-    *("errors", "spelling", "choices", "discipline", "contribution"),
-    *("codec", "optim", "store", "log", "board", "lease", "pace", "cluster"),
-    *("watch.picture", "watch.state", "layout"),
+    *("errors", "discipline", "codec", "optim", "rules", "protocol", "log.records", "store"),
+    *("config.checks", "config.text", "config.units", "data.lease", "data.reader"),
+    *("worker.contribution", "worker.send", "worker.worker", "split.plan", "split.layout"),
+    *("engine.sim.cluster", "engine.sim.compute_times", "watch.picture", "watch.state"),
 )
-NOT_PURE = ("store.checkpoint", "layout.measure", "layout.explain", "layout.settle")
+NOT_PURE = ("split.plan.measure", "split.plan.explain", "split.plan.resolve")
+# These know no tensors either: who says what, and who may go on.
+WITHOUT_TENSORS = ("discipline", "protocol", "data.lease", "log.records", "store.board")
 
 # What a pure part never touches. Time is the engine's, which may well simulate it.
 MACHINERY = (
@@ -28,374 +31,24 @@ MACHINERY = (
     *("socket", "select", "selectors", "ray", "torch.distributed"),
     *("time", "datetime"),
 )
-# What runs the pure parts, and so is never imported by them; the bare package is all of it.
-DOWNSTREAM = ("engine", "link", "replay", "train", "join", "report", "cli", "")
 
-# What each module may import from offbeat besides itself, in the order of the path of a gradient.
-# Every module is covered; one that shows or starts runs (cli, demo, studies) may use them all.
-LAYERS: dict[str, set[str]] = {
-    "errors": set(),
-    "signals": {"errors"},
-    "chance": set(),
-    "spelling": {"errors"},
-    "limits": set(),
-    "task": {"errors"},
-    "recipes": {"errors", "spelling", "task"},
-    "choices": {"errors", "spelling"},
-    "discipline": {"errors", "spelling", "choices"},
-    "codec": {"errors", "spelling"},
-    "optim": {"errors", "spelling"},
-    "board": {"errors", "choices", "discipline"},
-    "lease": {"errors"},
-    "data": {"chance", "errors", "lease"},
-    "store.disk": {"errors"},
-    "store.lock": {"errors", "store.disk"},
-    "store.manifest": {"errors", "store.disk"},
-    "store.tensors": {"errors", "store.disk"},
-    "logfile": {"errors", "store.disk"},
-    "log": {"errors", "lease", "logfile"},
-    "store": set(),
-    "store.table": {"errors"},
-    "store.digest": {"store.table"},
-    "store.averages": {"errors", "store.table"},
-    "contribution": {"codec", "log", "store.table"},
-    "replica": set(),
-    "replica.soundness": {"errors"},
-    "replica.shared": set(),
-    "replica.objective": {"errors", "lease", "data", "replica.soundness"},
-    "replica.stream": {"store.table"},
-    "replica.whole": {
-        *("errors", "lease", "data", "store.table"),
-        *("replica.objective", "replica.shared", "replica.stream"),
-    },
-    "replica.evaluate": {"errors", "data", "task", "replica.objective"},
-    "replica.scale": {"errors"},
-    "replica.trained": {"errors"},
-    "replica.passes": {"layout.tree", "replica.scale"},
-    "replica.tensor": {"layout.shards", "link.peers"},
-    "replica.part": {
-        "chance",
-        *("lease", "data", "link.mesh", "link.peers"),
-        *("replica.objective", "replica.passes", "replica.scale", "replica.tensor"),
-        *("layout.cut", "layout.schedule", "layout.stages", "layout.tree"),
-    },
-    "replica.flow": {"lease", "store.table", "replica.part", "replica.passes"},
-    "replica.turns": {
-        "chance",
-        *("errors", "lease", "link.mesh", "link.peers", "replica.part", "replica.tensor"),
-        *("layout.copies", "layout.cut", "layout.shards", "layout.stages", "layout.tree"),
-    },
-    "replica.split": {
-        *("lease", "store.table", "replica.part", "replica.stream", "replica.whole"),
-        "layout.shards",
-    },
-    "replica.open": {
-        *("lease", "layout.schedule", "layout.tree", "store.table"),
-        *("replica.part", "replica.passes", "replica.split", "replica.whole"),
-    },
-    "replica.front": {
-        "chance",
-        *("errors", "lease", "layout.tree"),
-        *("replica.open", "replica.part", "replica.passes"),
-    },
-    "store.joint": {"optim", "store.table"},
-    "store.schedule": {"errors"},
-    "store.constraint": {"errors", "spelling"},
-    "store.updater": {
-        "store.schedule",
-        *("errors", "choices", "discipline", "optim", "task", "store.table", "store.joint"),
-        "store.constraint",
-    },
-    "store.weigh": {"choices", "store.table"},
-    "store.parameters": {
-        *("choices", "contribution", "store.averages", "store.digest", "store.table"),
-        *("store.updater", "store.weigh"),
-    },
-    "store.home": {"errors", "store.table", "store.updater"},
-    "store.mirror": {
-        *("contribution", "store.digest", "store.home", "store.parameters", "store.table"),
-    },
-    "store.replicas": {
-        *("choices", "contribution", "data"),
-        *("store.digest", "store.parameters", "store.table", "store.updater"),
-    },
-    "store.core": {
-        *("choices", "discipline", "board", "lease", "log", "contribution"),
-        *("store.table", "store.parameters"),
-    },
-    "store.fold": {"board", "lease", "log", "store.core"},
-    "store.checkpoint": {
-        *("errors", "log", "logfile"),
-        *("store.disk", "store.lock", "store.manifest", "store.tensors"),
-    },
-    "send": {
-        *("errors", "choices", "discipline", "lease", "data", "codec", "contribution"),
-        *("replica.whole", "store.table", "store.updater"),
-    },
-    "worker": {
-        *("errors", "choices", "discipline", "lease", "log", "contribution", "send"),
-        "store.table",
-    },
-    "job": {
-        "board",
-        *("errors", "choices", "discipline", "lease", "data", "codec", "log", "send", "worker"),
-        *("replica.objective", "replica.shared", "replica.whole", "replica.part"),
-        *("replica.split", "replica.open", "replica.turns"),
-        *("layout.cut", "link.mesh"),
-        *("store.table", "store.updater", "store.parameters", "store.replicas", "store.core"),
-        "store.weigh",
-    },
-    "replica.last": {
-        *("errors", "job", "lease", "layout.copies", "replica.objective", "replica.part"),
-    },
-    "pace": {"errors", "spelling"},
-    "layout": set(),
-    "layout.value": {"errors", "spelling"},
-    "layout.tree": {"errors"},
-    "layout.copies": {"chance"},
-    "layout.blocks": {"errors", "spelling"},
-    "layout.stages": {"errors", "layout.blocks", "layout.copies", "layout.tree"},
-    "layout.shards": {"errors", "spelling"},
-    "layout.cut": {"layout.blocks", "layout.shards", "layout.stages", "layout.value"},
-    "layout.settle": {"errors", "choices", "discipline", "layout"},
-    "layout.costs": set(),
-    "layout.partition": {"errors"},
-    "layout.schedule": set(),
-    "layout.plan": {
-        *("errors", "layout.value", "layout.blocks", "layout.costs"),
-        *("layout.partition", "layout.schedule"),
-    },
-    "layout.measure": {
-        *("errors", "layout.blocks", "layout.costs", "layout.shards", "layout.stages"),
-        *("layout.copies", "layout.tree"),
-    },
-    "layout.explain": {
-        *("errors", "pace", "layout.value", "layout.blocks", "layout.costs", "layout.plan"),
-        *("layout.measure", "layout.shards", "layout.stages", "layout.tree"),
-    },
-    "cluster": {"errors", "spelling", "pace"},
-    "link": set(),
-    "link.base": {"lease", "contribution"},
-    "link.messages": {"lease", "link.cores", "log"},
-    "link.signs": {"board"},
-    "link.memory": {
-        *("link.cores", "errors", "limits", "board", "store.home", "store.table", "link.posts"),
-        "link.signs",
-    },
-    "link.keys": set(),
-    "link.group": {"link.keys", "store.table"},
-    "link.meeting": {
-        *("contribution", "log", "replica.stream", "link", "store.parameters", "store.table"),
-    },
-    "link.shared": {"lease", "contribution", "link"},
-    "link.mesh": {"errors"},
-    "link.posts": {"board", "link.mesh"},
-    "link.cores": {"board"},
-    "link.peers": {"chance", "link.mesh"},
-    "prefetch": {"chance", "data", "errors", "lease"},
-    "loop": {"errors", "lease", "contribution", "worker", "link.base"},
-    "engine": set(),
-    "engine.process": {"errors", "signals"},
-    "engine.blame": {"errors", "engine"},
-    "engine.image": {
-        *("contribution", "log", "job", "link.memory", "store.parameters", "store.table"),
-    },
-    "engine.orders": set(),
-    "engine.answers": set(),
-    "engine.server": {
-        *("errors", "board", "lease", "contribution", "link", "engine.answers"),
-        *("store.core", "store.parameters", "store.table"),
-    },
-    "engine.ears": {"board", "link.cores"},
-    "engine.floor": {"engine.ears", "engine.server"},
-    "engine.bench": {"layout.shards", "link.memory", "replica.split", "send", "store.table"},
-    "engine.rounds": {
-        *("errors", "board", "contribution", "link", "engine.server"),
-        *("store.core", "store.mirror", "store.parameters", "store.table"),
-    },
-    "engine.via": {
-        *("errors", "choices", "contribution", "job", "log", "send", "worker", "store.table"),
-        "link.meeting",
-    },
-    "engine.team": {
-        *("errors", "contribution", "lease", "send", "store.table", "link", "replica.split"),
-        *("engine.process", "engine.bench"),
-        *("replica.open", "engine.process"),
-    },
-    "engine.flow": {
-        *("contribution", "lease", "loop", "send", "worker", "store.table", "link"),
-        *("replica.flow", "engine.team", "engine.bench"),
-    },
-    "engine.verify": {
-        *("errors", "discipline", "job", "lease", "layout.copies", "layout.cut", "link.memory"),
-        *("replica.objective", "store.table", "engine", "signals"),
-    },
-    "engine.split": {
-        *("choices", "job", "send", "worker", "store.core", "layout.cut", "link"),
-        *("replica.flow", "replica.part", "replica.passes", "replica.split", "engine"),
-    },
-    "engine.hand": {
-        *("contribution", "log", "link.memory", "link.messages"),
-        *("store.checkpoint", "store.parameters", "store.weigh"),
-    },
-    "engine.spread": {
-        *("choices", "contribution", "job", "link.memory", "link.messages", "engine"),
-        *("store.digest", "store.parameters", "store.table"),
-    },
-    "engine.keep": {"link.memory", "store.checkpoint"},
-    "engine.open_team": {
-        *("contribution", "job", "worker", "store.core", "link.mesh", "engine"),
-        *("replica.open", "replica.part", "replica.passes"),
-    },
-    "engine.watchdog": {"link.signs"},
-    "engine.steward": {"log", "link.memory", "link.signs", "store", "engine"},
-    "engine.local_plan": {
-        *("errors", "choices", "job", "link.memory", "prefetch", "store.table", "engine.via"),
-    },
-    "engine.crew": {
-        *("errors", "choices", "pace", "log", "send", "worker", "job", "prefetch", "loop"),
-        *("link", "engine", "replica.evaluate"),
-        "store",
-    },
-    "engine.local": {
-        *("errors", "log", "kept", "run", "report.summary", "link.cores", "engine", "signals"),
-        "link.signs",
-    },
-    "engine.outcome": {
-        *("errors", "job", "kept", "run", "report.summary", "report.split"),
-        *("engine.crew", "engine.orders"),
-    },
-    "engine.station": {
-        *("choices", "discipline", "job", "worker", "prefetch", "loop", "link", "engine.flow"),
-    },
-    "engine.local_script": {
-        *("errors", "log", "job", "worker", "loop", "kept", "run", "script"),
-        *("link", "report.summary", "store.core", "engine", "signals"),
-    },
-    "engine.private": {"errors"},
-    "engine.door": {"errors", "engine.private"},
-    "engine.torchrun": {
-        *("errors", "job", "kept", "script", "setup", "report.summary", "engine", "signals"),
-        *("link.base", "link.memory"),
-    },
-    "link.direct": {"errors", "lease", "contribution", "link.base", "store.core"},
-    "script": {
-        "store.schedule",
-        "chance",
-        *("errors", "discipline", "codec", "data", "lease", "log", "task", "job", "setup"),
-        *("worker", "loop", "link.base", "store.table", "store.updater", "store.core"),
-        *("layout.value", "replica.front", "replica.open", "replica.soundness", "store.constraint"),
-    },
-    "kept": {
-        *("discipline", "errors", "job", "log", "logfile", "run", "setup"),
-        *("report.summary", "report.split", "signals"),
-        *("store.checkpoint", "store.core", "store.disk", "store.lock", "store.parameters"),
-        *("store.table", "store.tensors"),
-    },
-    "engine.alone": {
-        *("choices", "lease", "log", "job", "worker", "loop", "run", "session", "script", "kept"),
-        *("link", "report.summary", "store.table", "signals"),
-    },
-    "engine.player": {
-        *("chance", "errors", "data", "lease", "script", "worker", "replica.front"),
-    },
-    "engine.sim_script": {
-        "chance",
-        *("errors", "choices", "cluster", "data", "lease", "log", "job", "worker", "send", "run"),
-        *("session", "setup", "replay", "script", "kept", "report.summary"),
-        *("store.core", "store.checkpoint", "engine.sim", "engine.sim_state", "engine.player"),
-    },
-    "hosts": {"errors", "log", "run", "script", "engine"},
-    "join": {
-        "store.schedule",
-        *("errors", "given", "discipline", "codec", "data", "lease", "log", "task", "run"),
-        *("script", "engine", "store.table", "store.updater", "layout.value", "replica.front"),
-        *("hosts", "store.constraint", "replica.trained"),
-    },
-    "engine.sim": {
-        *("errors", "choices", "pace", "cluster", "contribution", "job", "lease", "send", "worker"),
-        "store.core",
-    },
-    "engine.sim_state": {
-        *("lease", "log", "contribution", "session", "engine.sim", "store.table", "signals"),
-    },
-    "report": set(),
-    "report.words": set(),
-    "report.score": {"errors"},
-    "report.summary": {"log", "report.score", "report.words"},
-    "report.split": {"layout.cut", "report.summary"},
-    "report.timeline": {"lease", "log"},
-    "report.recount": {"lease"},
-    "report.digest": {
-        *("errors", "log", "logfile", "report.score", "report.summary", "report.timeline"),
-        "report.recount",
-        "store.checkpoint",
-    },
-    "report.tables": {"report.summary", "report.words"},
-    "report.screen": set(),
-    "report.live": {"board", "log", "report.screen", "report.tables"},
-    "track": {"errors", "log", "report.summary"},
-    "watch": {"errors", "log", "lease"},
-    "report.grid": {"errors", "report.digest", "report.score", "report.summary", "report.words"},
-    "report.price": {"report.grid", "report.score", "report.tables"},
-    "report.verdict": {"report.grid", "report.price", "report.tables"},
-    "report.drawing": {"errors"},
-    "report.figures_runs": {
-        *("report.digest", "report.drawing", "report.grid", "report.score", "report.tables"),
-    },
-    "report.figures_one": {
-        *("report.digest", "report.drawing", "report.figures_runs", "report.grid"),
-        "report.tables",
-    },
-    "report.figures": {
-        *("report.drawing", "report.figures_one", "report.figures_runs", "report.grid"),
-        *("report.score", "report.tables"),
-    },
-    "report.markup": set(),
-    "report.page_tables": {
-        *("report.drawing", "report.figures_runs", "report.grid", "report.markup"),
-        *("report.score", "report.summary", "report.tables"),
-    },
-    "report.page": {
-        *("errors", "report.drawing", "report.figures", "report.grid", "report.markup"),
-        *("report.page_tables", "report.verdict"),
-    },
-    "run": {"report", "signals"},
-    "length": {"choices", "job"},
-    "given": {"errors", "spelling", "choices", "codec", "store.schedule", "store.updater"},
-    "setup": {
-        *("length", "store.checkpoint", "store.schedule"),
-        *("errors", "spelling", "given", "choices", "discipline", "task", "data", "codec", "optim"),
-        *("replica", "send", "job", "store.table", "store.updater", "layout", "trial"),
-        "store.constraint",
-    },
-    "trial": {"errors", "data", "replica.objective", "engine.blame", "engine.process", "signals"},
-    "session": {
-        *("chance", "job", "log", "replica.evaluate", "store.core", "store.checkpoint", "signals"),
-    },
-    "replay": {
-        *("choices", "send"),
-        *("errors", "task", "lease", "log", "contribution", "worker", "job", "setup", "session"),
-        *("replica.objective", "replica.shared", "store.table", "store.checkpoint"),
-    },
-    "train": {
-        *("errors", "given", "choices", "discipline", "task", "cluster", "pace", "log"),
-        *("job", "setup", "session", "send", "run", "kept"),
-        *("replica.objective", "replica.evaluate", "report.score", "report.summary", "engine"),
-        *("store.checkpoint", "watch", "layout.value"),
-    },
-    "compare": {
-        *("errors", "spelling", "choices", "discipline", "task", "pace", "cluster", "log"),
-        *("setup", "train", "report", "store.checkpoint", "layout"),
-        *("replica.shared", "replica.evaluate"),
-    },
-    "doctor": {"report.tables", "signals", "store.checkpoint"},
-    "cost": {
-        *("errors", "choices", "discipline", "cluster", "log", "send", "job", "engine.sim"),
-        "report.summary",
-    },
+# The packages in the order in which a gradient meets them. A module may import its own package and
+# what stands above it, and nothing below. A name of two words is one module that stands apart from
+# its package, because others need it sooner or it needs others later.
+ORDER = (
+    *("errors", "config.text", "config.checks", "config.units", "config.limits", "config.task"),
+    *("discipline", "optim", "codec", "folder", "data", "log", "folder.checkpoint"),
+    *("model", "rules", "split", "worker.contribution"),
+    *("protocol", "transport.link", "worker", "store.board", "store", "transport"),
+    *("report", "engine.signals", "engine.spawn", "engine.local.process"),
+    *("engine.sim.compute_times", "engine.sim.cluster"),
+    *("config", "engine", "watch", "track", "replay", "join", "train", ""),
+    *("recipes", "compare", "studies", "cli", "__main__"),
+)
+# Imports that go against that order, each with its reason.
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("engine.sim.scripts", "replay"): "a script's log is replayed with its threads",
 }
-FREE = ("", "__main__", "cli", "demo", "studies")
 
 # Ways of reading bytes that can run code. Run folders and peers are not trusted with that.
 CODE_FROM_BYTES = (
@@ -512,30 +165,47 @@ every_module = pytest.mark.parametrize("path", MODULES, ids=named)
 def test_pure_parts_leave_machinery_to_the_engine(path: Path) -> None:
     touched = {name for name in used_by(path) if within(name, MACHINERY)}
     assert not touched, f"{named(path)} is pure; move what needs these into an engine"
-    downstream = {m for m in own_imports(path) if within(m, DOWNSTREAM)}
-    assert not downstream, f"{named(path)} is pure; these run it, so they import it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_who_may_go_on_is_decided_without_tensors(path: Path) -> None:
+    if within(module_name(path), WITHOUT_TENSORS):
+        assert "torch" not in {name.split(".")[0] for name in used_by(path)}
+
+
+def stands(name: str) -> int:
+    """Where in the order a module stands: the longest entry that covers it counts."""
+    found = [entry for entry in ORDER if entry and within(name, (entry,))]
+    if name == "":
+        return ORDER.index("")
+    assert found, f"{name} is not in the order of the packages: put it there"
+    return ORDER.index(max(found, key=len))
 
 
 @every_module
-def test_layers(path: Path) -> None:
+def test_modules_import_only_what_a_gradient_has_met_before(path: Path) -> None:
     name = module_name(path)
-    # The longest entry that covers a module speaks for it.
-    entry = max((known for known in LAYERS if within(name, (known,))), key=len, default=None)
-    if entry is None:
-        free = within(name, FREE[1:]) or name == FREE[0]
-        assert free, f"{named(path)} is not in the table of allowed imports: put it there"
-        return
-    extra = {m for m in own_imports(path) if not within(m, {entry, *LAYERS[entry]})}
-    assert not extra, f"{named(path)} may import {sorted(LAYERS[entry])} of offbeat"
+    below = {m for m in own_imports(path) if stands(m) > stands(name)}
+    below -= {m for m in below if (name, m) in EXCEPTIONS}
+    assert not below, f"{named(path)} stands above these; move one of them, or what is used"
 
 
-def test_layers_have_no_cycles() -> None:
+def test_exceptions_are_needed_and_have_a_reason() -> None:
+    imports = {module_name(path): own_imports(path) for path in MODULES}
+    for (name, other), reason in EXCEPTIONS.items():
+        assert other in imports[name], f"{name} no longer imports {other}: take the exception out"
+        assert stands(other) > stands(name)
+        assert reason
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    names = {module_name(path) for path in MODULES}
+    waiting = {module_name(p): own_imports(p) & names - {module_name(p), ""} for p in MODULES}
     below: set[str] = set()
-    waiting = dict(LAYERS)
-    while ready := {name for name, allowed in waiting.items() if allowed <= below}:
+    while ready := {name for name, needs in waiting.items() if needs <= below}:
         below |= ready
-        waiting = {name: allowed for name, allowed in waiting.items() if name not in ready}
-    assert not waiting
+        waiting = {name: needs for name, needs in waiting.items() if name not in ready}
+    assert not waiting, f"these import each other: {sorted(waiting)}"
 
 
 @every_module

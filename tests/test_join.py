@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import offbeat as ob
-from offbeat.hosts import Torchrun
+from offbeat.engine.script_hosts import TorchrunHost
+from offbeat.folder.checkpoint import RunFolder
 from offbeat.join import Member, join
-from offbeat.log import Updated, read
-from offbeat.store.checkpoint import RunFolder
+from offbeat.log.log import read
+from offbeat.log.records import Updated
 from tests.contract.common import (
     MOMENTUM,
     Problem,
@@ -413,6 +414,6 @@ def test_torchruns_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(key, value)
     run = join()
     assert (run.rank, run.workers) == (3, 4)
-    assert run._host == Torchrun(3, 4, 1, 2, "one", 1234)
+    assert run._host == TorchrunHost(3, 4, 1, 2, "one", 1234)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert join().workers == 1

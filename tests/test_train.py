@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import offbeat as ob
-from offbeat import log
 from offbeat.errors import CheckpointError, ConfigError, RunError
-from offbeat.log import Entry, Updated
-from offbeat.store.checkpoint import RunFolder, load_tensors
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.folder.tensors import load_tensors
+from offbeat.log import log
+from offbeat.log.records import Entry, Evaluated, Updated
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(24, 3, generator=GENERATOR), torch.arange(24) % 2
@@ -332,7 +333,7 @@ def test_a_metric_is_taken_at_every_test(engine: str, tmp_path: Path) -> None:
 
     metric = ob.Metric("spread", spread, higher_is_better=False)
     found = train(engine=engine, test=DATA, metric=metric, out=tmp_path / "run")
-    tests = [r for r in log.read(tmp_path / "run" / "log.jsonl") if isinstance(r, log.Evaluated)]
+    tests = [r for r in log.read(tmp_path / "run" / "log.jsonl") if isinstance(r, Evaluated)]
     # Real processes leave a test out while the tester is still busy with the one before.
     assert len(tests) == 2 if engine == "sim" else 1 <= len(tests) <= 2
     assert [t.metric for t in tests] == [t.metric for t in found.history.tests]

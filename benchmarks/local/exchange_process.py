@@ -12,16 +12,17 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.peers.limit import RULES, before_image, step_and_copy
-from offbeat.contribution import Contribution
-from offbeat.engine.blame import SERVER
-from offbeat.engine.crew import Crew
-from offbeat.engine.local_plan import Local
-from offbeat.engine.orders import Wire, send_order
-from offbeat.engine.process import fork
-from offbeat.engine.steward import Rhythm
-from offbeat.link.shared import SharedLink
-from offbeat.log import Part
-from offbeat.setup import Essentials, make_job
+from offbeat.config.run_config import Local, RunConfig
+from offbeat.config.setup import make_job
+from offbeat.engine.intervals import Intervals
+from offbeat.engine.local.launcher_messages import WorkerConnected, send_order
+from offbeat.engine.local.process import fork
+from offbeat.engine.local.roles import Roles
+from offbeat.engine.spawn import SERVER
+from offbeat.log.records import Part
+from offbeat.transport.memory_link import MemoryLink
+from offbeat.worker.client import StoreClient
+from offbeat.worker.contribution import Contribution
 
 WARM_UP = 3
 NEVER = 10**9
@@ -46,14 +47,21 @@ def rounds(
     """
     data = TensorDataset(torch.zeros(100_000, 1))
     job = make_job(
-        Essentials(Weights(shapes), data, None, "asp", RULES[rule], 1 + copied, 1, 1),
-        {"hash_every": 1 if hashed else NEVER},
+        RunConfig(
+            model=Weights(shapes),
+            data=data,
+            discipline="asp",
+            optimizer=RULES[rule],
+            workers=1 + copied,
+            batch_size=1,
+            hash_every=1 if hashed else NEVER,
+        )
     )
-    crew = Crew(job, Local(patience=PATIENCE, threads=1), None, None, Rhythm(None, NEVER))
-    threads = crew.threads(SERVER)
+    roles = Roles(job, Local(patience=PATIENCE, threads=1), None, None, Intervals(None, NEVER))
+    threads = roles.threads(SERVER)
     torch.set_num_threads(threads)
     floats = sum(prod(shape) for shape in shapes)
-    with _served(crew) as links:
+    with _served(roles) as links:
         works: dict[str, Callable[[], None]] = {
             "limit": step_and_copy(rule, floats, shared=True),
             "exchange": _exchange(links),
@@ -67,27 +75,27 @@ def rounds(
                 work()
                 if repeat >= WARM_UP:
                     seconds[name].append(time.perf_counter() - start)
-    crew.close()
+    roles.close()
     return {**seconds, "threads": threads}
 
 
 @contextmanager
-def _served(crew: Crew) -> Iterator[list[SharedLink]]:
+def _served(roles: Roles) -> Iterator[list[MemoryLink]]:
     """The engine's own server in a process of its own, and a link to it for each worker."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine, reports = socket.socketpair()
     server = fork(
         "offbeat server",
-        lambda: crew.serve(theirs, reports, saved=None, lived=None),
-        crew.threads(SERVER),
+        lambda: roles.serve(theirs, reports, saved=None, crash=None),
+        roles.threads(SERVER),
     )
     links = []
     try:
-        for number, slot in enumerate(crew.shared.slots):
+        for number, slot in enumerate(roles.shared.slots):
             far, near = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            send_order(orders, Wire(number), far)
+            send_order(orders, WorkerConnected(number), far)
             far.close()
-            links.append(SharedLink(near, slot))
+            links.append(MemoryLink(near, slot))
         yield links
     finally:
         server.kill()
@@ -98,24 +106,25 @@ def _served(crew: Crew) -> Iterator[list[SharedLink]]:
             raise RuntimeError(words.message)
 
 
-def _exchange(links: list[SharedLink]) -> Callable[[], None]:
+def _exchange(links: list[MemoryLink]) -> Callable[[], None]:
     """The first worker's push of a gradient that is ready, and its pull; any others only join."""
-    incarnation, *_ = [link.join() for link in links]
-    link = links[0]
+    clients = [StoreClient(link) for link in links]
+    incarnation, *_ = [client.join() for client in clients]
+    link, client = links[0], clients[0]
     with torch.no_grad():
         for flat in link.slot.outgoing[0]:
             for view in flat.views.values():
                 view.normal_(std=1e-3)
-    snapshot, sequence = link.pull([]), 0
+    snapshot, sequence = client.pull([]), 0
 
     def once() -> None:
         nonlocal snapshot, sequence
-        lease = link.lease()
+        lease = client.lease()
         assert lease is not None
         part = Part(0, incarnation, sequence, snapshot.version, [lease], lease.samples)
-        link.put(Contribution(part, link.slot.outgoing[0]), then_pull=True)
-        link.push()
-        before, snapshot, sequence = snapshot.version, link.pull([]), sequence + 1
+        client.put(Contribution(part, link.slot.outgoing[0]), then_pull=True)
+        client.push()
+        before, snapshot, sequence = snapshot.version, client.pull([]), sequence + 1
         if snapshot.version != before + 1:
             raise RuntimeError(f"version {snapshot.version} follows {before}: nothing was applied")
 

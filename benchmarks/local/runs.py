@@ -16,7 +16,8 @@ from torch.utils.data import TensorDataset
 
 import offbeat as ob
 from benchmarks.peers.common import accuracy, falling, image_mlp, made_up
-from offbeat.log import Entry, Evaluated, Listener, Updated
+from offbeat.log.log import Listener
+from offbeat.log.records import Entry, Evaluated, Updated
 from offbeat.recipes import mnist, recipe, resnet50
 
 NEVER = 10**9  # versions until a checkpoint: the peers save none
@@ -233,7 +234,7 @@ def article(
 
 def demo(rows: int | None, epochs: int | None) -> dict[str, Any]:
     """The demo's rows as they are shown, or fewer and shorter ones."""
-    from offbeat import demo as shown
+    from offbeat.studies import demo as shown
 
     setting = shown.Setting()
     setting = replace(

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.peers.common import batches, image_mlp, made_up, small_mlp, wait_until
-from offbeat.engine.crew import ATTENTION
-from offbeat.link.cores import NOWHERE, Cores
-from offbeat.link.messages import Packets
+from offbeat.engine.local.cpu import NOWHERE, PlacedCpu
+from offbeat.transport.memory_link import Packets, Waiting
 
 WARM_UP, RATE = 100, 1e-3
 PR_SET_TIMERSLACK = 29
@@ -99,29 +98,29 @@ class _Server:
     def __init__(self, kind: Kind, sync: Sync, parameters: Tensor, slots: Slots, wires: Wires):
         self.promises, self.together = kind == "promising", sync == "bsp"
         self.parameters, self.slots, self.wires = parameters, slots, wires
-        self.floor = threading.Lock()
+        self.lock = threading.Lock()
         self.left = set(range(len(wires)))
         self.came: list[int] = []
         self.version = 0
         self.images = torch.zeros(2, len(parameters)).share_memory_()
         self.log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
-    def run(self, cores: Cores) -> None:
-        threads = [threading.Thread(target=self._listen, args=(n, cores)) for n in self.left]
+    def run(self, cpu: PlacedCpu) -> None:
+        threads = [threading.Thread(target=self._listen, args=(n, cpu)) for n in self.left]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _listen(self, number: int, cores: Cores) -> None:
+    def _listen(self, number: int, cpu: PlacedCpu) -> None:
         wire = self.wires[number]
         while wire.recv(1):
-            with self.floor:
+            with self.lock:
                 self.came.append(number)
                 answered = self._update()
             self._answer(answered, last=number)
-            cores.follow(number)
-        with self.floor:
+            cpu.received(number)
+        with self.lock:
             self.left.discard(number)
             answered = self._update()
         self._answer(answered, last=number)
@@ -166,12 +165,12 @@ def _each(work: Work, kind: Kind, sync: Sync, look: Callable[[Step], float]) -> 
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in numbers]
     found = torch.zeros(len(numbers), dtype=torch.float64).share_memory_()
     where = torch.full((len(numbers),), NOWHERE).share_memory_()
-    cores = Cores(where.numpy())
+    cpu = PlacedCpu(where.numpy())
 
     def server() -> None:
         for theirs, _ in pairs:
             theirs.close()
-        _Server(kind, sync, parameters, slots, [mine for _, mine in pairs]).run(cores)
+        _Server(kind, sync, parameters, slots, [mine for _, mine in pairs]).run(cpu)
 
     def worker(number: int) -> None:
         wire = pairs[number][0]
@@ -180,14 +179,16 @@ def _each(work: Work, kind: Kind, sync: Sync, look: Callable[[Step], float]) -> 
             pairs[other][1].close()
             if other != number:
                 pairs[other][0].close()
-        step = _step(work, number, slots[number], None if kind == "apart" else wire, kind)
+        # As offbeat's: one that sleeps for most of the time runs anywhere when that is over.
+        waiting = Waiting() if work.least[number] else cpu.worker(number)
+        joined = None if kind == "apart" else wire
+        step = _step(work, number, slots[number], joined, kind, waiting.attention)
 
-        def settled() -> None:
+        def placed() -> None:
             step()
-            if not work.least[number]:
-                cores.settle(number)
+            waiting.step_begins()
 
-        found[number] = look(settled)
+        found[number] = look(placed)
 
     children = [_fork(partial(worker, number)) for number in numbers]
     if kind != "apart":
@@ -201,7 +202,12 @@ def _each(work: Work, kind: Kind, sync: Sync, look: Callable[[Step], float]) -> 
 
 
 def _step(
-    work: Work, number: int, slot: tuple[Tensor, Tensor], wire: socket.socket | None, kind: Kind
+    work: Work,
+    number: int,
+    slot: tuple[Tensor, Tensor],
+    wire: socket.socket | None,
+    kind: Kind,
+    attention: float,
 ) -> Step:
     """A step that applies its gradient itself, or has it applied at the other end of `wire`."""
     model, least = work.model(), work.least[number]
@@ -210,7 +216,7 @@ def _step(
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     stream = batches(made_up(work.inputs, seed=number), work.batch, number)
     own = list(model.parameters())
-    packets, attention = Packets(), 0.0 if least else ATTENTION  # as offbeat's workers
+    packets = Packets()
 
     def step() -> None:
         until = time.monotonic() + least

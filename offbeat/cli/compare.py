@@ -15,18 +15,18 @@ from offbeat.cli.options import Engine
 from offbeat.cli.output import fail, print_json, say, stop_code
 from offbeat.cli.source import FromRecipe, FromScript, source
 from offbeat.compare.display import Display
-from offbeat.compare.plan import Plan
+from offbeat.compare.plan import ComparisonPlan
 from offbeat.compare.results import results_table
 from offbeat.compare.runner import Comparison
 from offbeat.compare.runner import compare as run_grid
 from offbeat.compare.source import seeded
-from offbeat.compare.speeds import Here, Simulated, Speeds
+from offbeat.compare.speeds import RealSpeeds, Simulated, Speeds
 from offbeat.compare.spell import read_devices, read_rates
+from offbeat.config.task import Task
 from offbeat.errors import ConfigError, RunError
 from offbeat.report.page import write_report
 from offbeat.report.tables import console
 from offbeat.report.words import counted
-from offbeat.task import Task
 
 
 def compare(
@@ -56,7 +56,7 @@ def compare(
     Stopped, the same command goes on with the cells that are missing.
     """
     simulated = engine is Engine.SIM or (engine is None and cluster is not None)
-    plan = Plan(
+    plan = ComparisonPlan(
         sync=sync,
         devices=read_devices(devices),
         on=_speeds(simulated, emulate, cluster, straggler),
@@ -70,7 +70,7 @@ def compare(
         rates=read_rates(lr or ()),
         target=target,
     )
-    what = Made(recipe, tuple(option or ()), script, seed)
+    what = MadeComparison(recipe, tuple(option or ()), script, seed)
     folder = out or Path("runs") / f"compare-{what.short}"
     display = Display(virtual=simulated)
     try:
@@ -96,7 +96,7 @@ def _speeds(
     if not simulated:
         if cluster is not None:
             raise ConfigError("--cluster is simulated: add --engine sim, or use --emulate TIMES")
-        return Here(emulate, slower)
+        return RealSpeeds(emulate, slower)
     if emulate is not None:
         raise ConfigError("--emulate is for real workers: write --cluster 20ms with --engine sim")
     return Simulated(cluster, slower)
@@ -113,7 +113,7 @@ def _stopped(display: Display, code: int, as_json: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeComparison:
     """A recipe or a script's function, made anew for every seed."""
 
     recipe: str | None

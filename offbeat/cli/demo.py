@@ -9,23 +9,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from offbeat import demo as demonstration
 from offbeat.cli import options
 from offbeat.cli.options import Engine
 from offbeat.cli.output import print_json
-from offbeat.demo import TARGET, USUAL, Result
-from offbeat.log import Entry, Listener
+from offbeat.log.log import Listener
+from offbeat.log.records import Entry
 from offbeat.report.live import REDRAW
 from offbeat.report.screen import Screen, can_show
 from offbeat.report.tables import (
     Beside,
-    Outcome,
+    TargetOutcome,
     beside_table,
     console,
     runs_table,
     seconds,
     share,
 )
+from offbeat.studies import demo as demonstration
+from offbeat.studies.demo import TARGET, USUAL, DemoResult
 
 
 def demo(
@@ -69,7 +70,7 @@ def demo(
 
 
 def _table(
-    results: Sequence[Result], coming: Sequence[str] = (), done: float | None = None
+    results: Sequence[DemoResult], coming: Sequence[str] = (), done: float | None = None
 ) -> RenderableType:
     """Real runs with their predictions beside them, simulated ones alone."""
     if results and results[0].predicted is None:
@@ -77,8 +78,8 @@ def _table(
     rows = [
         Beside(
             one.lr,
-            Outcome(one.summary, one.reached),
-            Outcome(one.predicted, one.predicted_reached),
+            TargetOutcome(one.summary, one.reached),
+            TargetOutcome(one.predicted, one.predicted_reached),
         )
         for one in results
         if one.predicted is not None
@@ -91,11 +92,11 @@ class _Growing(Listener):
 
     def __init__(self, live: Screen | None):
         self.live = live
-        self.results: list[Result] = []
+        self.results: list[DemoResult] = []
         self.store: Any = None
         self.samples, self.due = 0, 0.0
 
-    def finished(self, results: list[Result]) -> None:
+    def finished(self, results: list[DemoResult]) -> None:
         self.results = results
         if self.live is None:
             print(_line(results), file=sys.stderr)
@@ -128,14 +129,14 @@ def _growing() -> Iterator[_Growing]:
         yield growing
 
 
-def _line(results: list[Result]) -> str:
+def _line(results: list[DemoResult]) -> str:
     last = results[-1]
     unit = "virtual s" if last.predicted is None else "s"
     reached = "never" if last.reached is None else f"after {seconds(last.reached)} {unit}"
     return f"{len(results)}/{len(USUAL.contenders)} {last.sync}: {share(TARGET)} {reached}"
 
 
-def _figures(result: Result) -> dict[str, object]:
+def _figures(result: DemoResult) -> dict[str, object]:
     summary = result.summary
     figures: dict[str, object] = {
         "discipline": result.sync,

@@ -14,12 +14,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.choices import at_least
 from offbeat.cli import options
 from offbeat.cli.output import print_json
-from offbeat.doctor import Finding, Host, Plan, examine, try_fork, verdict
-from offbeat.errors import OffbeatError
-from offbeat.limits import (
+from offbeat.config.checks import at_least
+from offbeat.config.limits import (
     OWN,
     available_memory,
     memory_left_in,
@@ -28,6 +26,15 @@ from offbeat.limits import (
     text_of,
     tightest_of,
 )
+from offbeat.engine.local.doctor import (
+    DoctorPlan,
+    Finding,
+    MachineFacts,
+    examine,
+    try_fork,
+    verdict,
+)
+from offbeat.errors import OffbeatError
 from offbeat.report.tables import console
 
 EXTRAS = ("scikit-learn", "matplotlib", "ray")
@@ -50,7 +57,7 @@ def doctor(
     at_least("--workers", workers, 1)
     if model_bytes is not None:
         at_least("--model-bytes", model_bytes, 1)
-    host, plan = here(Path()), Plan(workers, model_bytes)
+    host, plan = here(Path()), DoctorPlan(workers, model_bytes)
     findings = examine(host, plan, try_fork)
     words = verdict(findings, plan)
     code = OffbeatError.exit_code if any(f.state == "bad" for f in findings) else 0
@@ -90,7 +97,7 @@ def findings_table(findings: Iterable[Finding]) -> Table:
 # ---------------------------------------------------------------- reading the machine
 
 
-def here(folder: Path) -> Host:
+def here(folder: Path) -> MachineFacts:
     """The machine this runs on; checkpoints would go to `folder`."""
     files, ceiling = _limit("RLIMIT_NOFILE")
     own = OWN.read()
@@ -98,7 +105,7 @@ def here(folder: Path) -> Host:
     def tightest(controller: str, read: Callable[[Path], float | None]) -> float | None:
         return tightest_of(own, controller, read)
 
-    return Host(
+    return MachineFacts(
         platform=sys.platform,
         python=sys.version_info[:3],
         torch=torch.__version__,

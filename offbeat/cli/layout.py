@@ -19,11 +19,11 @@ from offbeat.cli.layout_run import sample_of, show_run
 from offbeat.cli.output import print_json
 from offbeat.cli.source import source
 from offbeat.errors import ConfigError
-from offbeat.layout.explain import Explanation, explain
-from offbeat.layout.plan import StageFigures
-from offbeat.layout.value import Layout
 from offbeat.report.tables import console, rate, seconds, share, size
 from offbeat.report.words import counted
+from offbeat.split.layout import Layout
+from offbeat.split.plan.explain import Explanation, explain
+from offbeat.split.plan.predict import StageFigures
 
 HOW = "Predicted from blocks measured one by one in this process; nothing else was started."
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}

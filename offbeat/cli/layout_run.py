@@ -12,16 +12,16 @@ from rich.text import Text
 
 from offbeat.cli.output import print_json
 from offbeat.cli.source import origin_of, recorded
-from offbeat.data import Reader
+from offbeat.config.describe import recorded_optimizer, settings_of
+from offbeat.config.task import Task
+from offbeat.data.reader import Reader
 from offbeat.errors import CheckpointError, ConfigError
-from offbeat.layout.explain import Explanation, explain
-from offbeat.replay import recorded_optimizer, settings_of
-from offbeat.replica.objective import BatchLoss
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.model.objective import BatchLoss
 from offbeat.report.digest import digest
 from offbeat.report.summary import LayoutFigures
 from offbeat.report.tables import console, processes_table, seconds, share
-from offbeat.store.checkpoint import RunFolder
-from offbeat.task import Task
+from offbeat.split.plan.explain import Explanation, explain
 
 
 def sample_of(task: Task, count: int) -> Any:

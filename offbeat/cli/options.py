@@ -1,10 +1,16 @@
 """The flags of the command line, each with its words of help."""
 
-from enum import StrEnum
+from collections.abc import Mapping
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from offbeat.config.run_config import NAMES, USUAL
+from offbeat.discipline.named import parse
+from offbeat.engine.sim.cluster import Cluster as SimulatedCluster
+from offbeat.errors import ConfigError
 
 TASK, TRAINING, FOLDER, COST = "Task", "Workers and training", "Run folder", "Cost-only"
 
@@ -16,6 +22,32 @@ class Nonfinite(StrEnum):
 
 def _in(panel: str, help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value is not False
+
+
+def asked(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that are options of a run, by the names that `ob.train` and `ob.join` have.
+
+    What was not given is left out: there the script's own holds, or what is usual.
+    """
+    found = {name: flags[name] for name in NAMES if _given(flags.get(name))}
+    found = {name: v.value if isinstance(v, Enum) else v for name, v in found.items()}
+    if flags["sync"] is not None:
+        found["discipline"] = parse(flags["sync"])
+    return found
+
+
+def cluster_of(text: str | None, workers: int | None) -> SimulatedCluster:
+    """The cluster that `--cluster` describes, or so many equal workers."""
+    if text is None:
+        return SimulatedCluster.equal(USUAL if workers is None else workers)
+    found = SimulatedCluster.read(text)
+    if workers is not None and workers != len(found):
+        raise ConfigError(f"-n {workers}, but --cluster describes {len(found)}: leave -n out")
+    return found
 
 
 # ---------------------------------------------------------------- what is trained

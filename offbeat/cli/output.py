@@ -6,8 +6,8 @@ from typing import IO, Any
 
 import msgspec
 
+from offbeat.engine.signals import Terminated
 from offbeat.report.words import visible
-from offbeat.signals import Terminated
 
 INTERRUPTED = 130  # what shells expect of a program that Ctrl-C stopped
 TERMINATED = 128 + signal.SIGTERM  # and schedulers of one that they asked to stop

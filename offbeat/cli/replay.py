@@ -8,11 +8,12 @@ import typer
 from offbeat.cli import options
 from offbeat.cli.output import print_json, say
 from offbeat.cli.source import recorded
+from offbeat.config.describe import settings_of
 from offbeat.errors import ConfigError, ReplayMismatch
-from offbeat.replay import Replay, settings_of
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.replay import Replay
 from offbeat.replay import replay as run_again
 from offbeat.report.words import counted
-from offbeat.store.checkpoint import RunFolder
 
 
 def replay(

@@ -9,12 +9,13 @@ import typer
 from offbeat.cli import options
 from offbeat.cli.output import print_json, say
 from offbeat.errors import CheckpointError
+from offbeat.folder.disk import read_json
 from offbeat.report.digest import digest
-from offbeat.report.grid import Aim, Cell, Grid, counted, side_by_side
+from offbeat.report.grid import Aim, Cell, Grid, side_by_side
 from offbeat.report.page import write_page
 from offbeat.report.score import read_target
 from offbeat.report.verdict import verdict
-from offbeat.store.checkpoint import read_json
+from offbeat.report.words import counted
 
 Folders = Annotated[
     list[Path],

@@ -10,28 +10,27 @@ from typing import Annotated, Any, NoReturn
 import torch
 import typer
 
-from offbeat.choices import at_least
 from offbeat.cli import options
 from offbeat.cli.options import Engine, Via
 from offbeat.cli.output import fail, print_json, stop_code
 from offbeat.cli.replay import show as show_replay
 from offbeat.cli.source import described, line_in
 from offbeat.cli.trackers import trackers
-from offbeat.cluster import Cluster
-from offbeat.discipline import parse
-from offbeat.engine.blame import Told
-from offbeat.engine.sim_script import replay_script, simulate_script
+from offbeat.config.checks import at_least
+from offbeat.config.run_config import USUAL
+from offbeat.config.units import emulated
+from offbeat.engine.result import Run
+from offbeat.engine.script import Script, host
+from offbeat.engine.script_hosts import Finished, LaunchedHost
+from offbeat.engine.sim.cluster import Cluster
+from offbeat.engine.sim.scripts import replay_script, simulate_script
+from offbeat.engine.spawn import ProcessFailed
 from offbeat.errors import ConfigError, OffbeatError, RunError
-from offbeat.hosts import Finished, Launched
-from offbeat.layout.value import in_halves, replicas_of
-from offbeat.log import Listener
-from offbeat.pace import emulated
+from offbeat.folder.checkpoint import RunFolder
 from offbeat.report.live import Progress
 from offbeat.report.tables import console, run_table, share
 from offbeat.report.words import counted
-from offbeat.run import Run
-from offbeat.script import Script, host
-from offbeat.store.checkpoint import RunFolder
+from offbeat.split.layout import in_halves, replicas_of
 from offbeat.watch import Watch
 
 
@@ -89,16 +88,9 @@ def run(
     what = Script(script, tuple(arguments or ()))
     if not script.is_file():
         raise ConfigError(f"there is no file {script}: write offbeat run [OPTIONS] train.py")
-    given = {"codec": codec, "seed": seed, "out": out, "patience": patience, "layout": layout}
-    given |= {"checkpoint_every": checkpoint_every, "shards": shards}
-    given["via"] = None if via is None else via.value
-    asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if sync is not None:
-        asked["discipline"] = parse(sync)
-    if resume:
-        asked["resume"] = True
+    asked = options.asked(locals())
     if replay is not None:
-        if asked or engine or workers or cluster or emulate or tensorboard or csv or watch:
+        if asked or tensorboard or csv:
             raise ConfigError("--replay takes every setting from its folder: leave the others out")
         with _script(what, Progress(), json):
             found = replay_script(what, RunFolder(replay))
@@ -106,6 +98,9 @@ def run(
         return
     if layout is not None:
         workers = replicas_of(in_halves(layout), workers or _named(cluster, emulate))
+    # Where it runs is settled here; the rest wins over what the script says.
+    for name in ("engine", "workers", "cluster", "watch"):
+        asked.pop(name, None)
     sim = engine is Engine.SIM or (engine is None and cluster is not None)
     if sim and (emulate or patience or via):
         word = "emulate" if emulate else "patience" if patience else "via"
@@ -120,11 +115,16 @@ def run(
         others.append(Watch(f"{sync}, {script.name}" if sync else script.name, virtual=sim))
     with Progress(f"{sync or script.name}", virtual=sim) as progress:
         if sim:
-            place = _cluster(cluster, workers)
+            place = options.cluster_of(cluster, workers)
             with _script(what, progress, json):
                 result = simulate_script(what, place, asked, [progress, *others])
         else:
-            result = _local(what, progress, others, workers, emulate, asked, json)
+            if workers is None:
+                workers = _named(None, emulate) or USUAL
+            if emulate is not None:
+                asked["emulate"] = emulated(emulate, workers)
+            launched = LaunchedHost(at_least("workers", workers, 1), asked, (progress, *others))
+            result = _local(what, progress, launched, json)
     _show(result, what, json)
 
 
@@ -135,29 +135,8 @@ def _named(cluster: str | None, emulate: str | None) -> int | None:
     return emulate.count(",") + 1 if emulate is not None and "," in emulate else None
 
 
-def _cluster(text: str | None, workers: int | None) -> Cluster:
-    if text is None:
-        return Cluster.equal(4 if workers is None else workers)
-    found = Cluster.read(text)
-    if workers is not None and workers != len(found):
-        raise ConfigError(f"-n {workers}, but --cluster describes {len(found)}: leave -n out")
-    return found
-
-
-def _local(
-    script: Script,
-    progress: Progress,
-    others: list[Listener],
-    workers: int | None,
-    emulate: str | None,
-    asked: dict[str, Any],
-    as_json: bool,
-) -> Run:
+def _local(script: Script, progress: Progress, launched: LaunchedHost, as_json: bool) -> Run:
     """Play the script here; it forks at its first batch, and only the launcher comes back."""
-    if workers is None:
-        workers = _named(None, emulate) or 4
-    least = None if emulate is None else emulated(emulate, workers)
-    launched = Launched(at_least("workers", workers, 1), asked, least, (progress, *others))
     torch.set_num_threads(1)  # until the workers are there, who then share the cores
     mark = host.set(launched)
     try:
@@ -204,7 +183,9 @@ def _script(script: Script, progress: Progress, as_json: bool) -> Iterator[None]
 
 def _blame(error: Exception, script: Script, began: bool) -> NoReturn:
     where = line_in(script.path, error)
-    if where is None or isinstance(error, Told):  # a worker's error does not lie where it was told
+    if where is None or isinstance(
+        error, ProcessFailed
+    ):  # a worker's error does not lie where it was told
         raise error
     at = f"{script.path} line {where}"
     if isinstance(error, OffbeatError):

@@ -7,21 +7,19 @@ from typing import Any
 
 import typer
 
-from offbeat import cluster as clusters
 from offbeat.cli import options
 from offbeat.cli.options import Nonfinite
 from offbeat.cli.output import fail, print_json, stop_code
 from offbeat.cli.source import check_folder, optimizer_for, source
 from offbeat.cli.trackers import trackers
-from offbeat.cost import estimate
-from offbeat.discipline import parse
+from offbeat.engine.result import Run
+from offbeat.engine.sim.cost import estimate
 from offbeat.errors import ConfigError
-from offbeat.layout.value import replicas_of
 from offbeat.report.live import Progress
 from offbeat.report.summary import Summary
 from offbeat.report.tables import console, run_table, seconds, share
 from offbeat.report.words import counted
-from offbeat.run import Run
+from offbeat.split.layout import replicas_of
 from offbeat.train import train
 from offbeat.watch import Watch
 
@@ -56,8 +54,8 @@ def simulate(
     json: options.Json = False,
 ) -> None:
     """Train on a simulated cluster: real gradients, virtual time."""
-    discipline = parse(sync)
-    place = _cluster(cluster, replicas_of(layout, workers, cluster is not None))
+    asked = options.asked(locals())
+    place = options.cluster_of(cluster, replicas_of(layout, workers, cluster is not None))
     title = f"{sync}, {counted(len(place), 'worker')}"
     watches = [Watch(title, virtual=True)] if watch else []
     with Progress(title, virtual=True) as progress:
@@ -65,7 +63,7 @@ def simulate(
             _refuse_given(context, _TRAINING_ONLY, "has no effect with --cost-only: leave it out")
             figures = estimate(
                 place,
-                discipline,
+                asked["discipline"],
                 steps=100 if steps is None else steps,
                 batch_size=32 if batch_size is None else batch_size,
                 model_bytes=model_bytes or 0,
@@ -82,33 +80,18 @@ def simulate(
         if out is not None:
             check_folder(out, origin, resume)
         task = origin.make()
-        settings: dict[str, Any] = {
-            "evaluate_every": evaluate_every,
-            "checkpoint_every": checkpoint_every,
-            "codec": codec,
-            "layout": layout,
+        asked |= {
+            "optimizer": optimizer_for(task, asked["discipline"], sync, lr),
+            "batch_size": task.batch_size if batch_size is None else batch_size,
+            "cluster": place,
+            "workers": len(place),
+            "test": task.test,
+            "listeners": [progress, *trackers(tensorboard, csv), *watches],
+            "watch": False,
+            "origin": origin.origin,
         }
         try:
-            run = train(
-                task.model,
-                task.data,
-                task.loss,
-                discipline=discipline,
-                optimizer=optimizer_for(task, discipline, sync, lr),
-                batch_size=task.batch_size if batch_size is None else batch_size,
-                epochs=1 if epochs is None else epochs,
-                cluster=place,
-                test=task.test,
-                seed=seed,
-                out=out,
-                resume=resume,
-                listeners=[progress, *trackers(tensorboard, csv), *watches],
-                origin=origin.origin,
-                shards=shards,
-                nonfinite=nonfinite.value,
-                drop_last=drop_last,
-                **{key: value for key, value in settings.items() if value is not None},
-            )
+            run = train(task.model, task.data, task.loss, **asked)
         except KeyboardInterrupt as stopped:
             progress.end()
             raise typer.Exit(_stopped(progress, out, stop_code(stopped), json)) from None
@@ -129,17 +112,6 @@ def _refuse_given(context: typer.Context, names: tuple[str, ...], why: str) -> N
     for name in names:
         if context.params.get(name):
             raise ConfigError(f"--{name.replace('_', '-')} {why}")
-
-
-def _cluster(text: str | None, workers: int | None) -> clusters.Cluster:
-    if text is None:
-        return clusters.Cluster.equal(4 if workers is None else workers)
-    described = clusters.Cluster.read(text)
-    if workers is not None and workers != len(described):
-        raise ConfigError(
-            f"--workers {workers}, but --cluster describes {len(described)}: leave -n out"
-        )
-    return described
 
 
 def _show(figures: Summary, run: Run | None, what: str, as_json: bool) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from offbeat.discipline import Discipline
+from offbeat.config.task import OptimizerFactory, Task
+from offbeat.config.text import nearest, read_value
+from offbeat.discipline.discipline import Discipline
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, RunError
+from offbeat.folder.checkpoint import RunFolder
 from offbeat.recipes import RECIPES, recipe
-from offbeat.spelling import nearest, read_value
-from offbeat.store.checkpoint import RunFolder
-from offbeat.task import OptimizerFactory, Task
 
 SCRIPT_FORM = "write --script FILE.py:FUNCTION"
 

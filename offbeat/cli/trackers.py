@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from offbeat.log import Listener
+from offbeat.log.log import Listener
 from offbeat.track import CSV, TensorBoard
 
 

@@ -9,10 +9,19 @@
 - `estimate`, `display`: how long it will take, and showing that while it goes
 """
 
-from offbeat.compare.plan import Plan, Point
+from offbeat.compare.plan import ComparisonPlan, Point
 from offbeat.compare.runner import Comparison, compare
 from offbeat.compare.source import Source
-from offbeat.compare.speeds import Here, Simulated
+from offbeat.compare.speeds import RealSpeeds, Simulated
 from offbeat.compare.watch import Watcher
 
-__all__ = ["Comparison", "Here", "Plan", "Point", "Simulated", "Source", "Watcher", "compare"]
+__all__ = [
+    "Comparison",
+    "RealSpeeds",
+    "ComparisonPlan",
+    "Point",
+    "Simulated",
+    "Source",
+    "Watcher",
+    "compare",
+]

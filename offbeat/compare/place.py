@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.compare.plan import Point
+from offbeat.config.describe import first_difference
 from offbeat.errors import CheckpointError, ConfigError
-from offbeat.setup import first_difference
-from offbeat.store.checkpoint import RunFolder, read_json, write_json
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.folder.disk import read_json, write_json
 
 
-class Place:
+class ComparisonFolder:
     """`compare.json` and one run folder per cell, which gets its name when the run is over.
 
     A cell that is under way lies in a folder whose name begins with a dot, so that a kill at any

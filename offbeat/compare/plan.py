@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from offbeat.choices import at_least
-from offbeat.compare.speeds import Here, Simulated, Speeds
+from offbeat.compare.speeds import RealSpeeds, Simulated, Speeds
 from offbeat.compare.spell import read_disciplines
-from offbeat.discipline import parse
+from offbeat.config.checks import at_least
+from offbeat.config.task import OptimizerFactory, Task
+from offbeat.discipline.named import parse
 from offbeat.errors import ConfigError
-from offbeat.layout.value import as_layout
-from offbeat.report.grid import counted
 from offbeat.report.score import read_target
-from offbeat.task import OptimizerFactory, Task
+from offbeat.report.words import counted
+from offbeat.split.layout import as_layout
 
 STEPS = 500  # that one device makes, unless epochs are given
 TESTS = 10  # of a run at the least
@@ -45,7 +45,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """The grid and its settings; those left out are chosen when the task is known.
 
     `rates` are learning rates by discipline (`ssp:3`, or `ssp` for every ssp), with "" for all.
@@ -54,7 +54,7 @@ class Plan:
 
     sync: Sequence[str] = ("bsp", "ssp:3", "asp", "local:16", "asup")
     devices: Sequence[int] = (1, 2, 4)
-    on: Speeds = field(default_factory=Here)
+    on: Speeds = field(default_factory=RealSpeeds)
     layout: str | None = None  # of every replica; a device is then one replica
     batch_size: int | None = None  # of one worker; None takes the task's own
     drop_last: bool = False
@@ -145,7 +145,7 @@ class Plan:
 
     # ------------------------------------------------------------ with a task
 
-    def fitted(self, samples: int, usual: int) -> "Plan":
+    def fitted(self, samples: int, usual: int) -> "ComparisonPlan":
         """The same plan with every number chosen, for a dataset of so many samples.
 
         `usual` is the task's own batch size, made smaller where the data cannot feed it.

@@ -10,13 +10,13 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.compare.plan import Plan, Point
+from offbeat.compare.plan import ComparisonPlan, Point
+from offbeat.folder.disk import write_json
 from offbeat.report import grid as figure
-from offbeat.report.digest import Digest
-from offbeat.report.grid import Aim, Cell, Grid, Group, Span
+from offbeat.report.digest import RunDigest
+from offbeat.report.grid import Aim, Cell, CellGroup, Grid, Span
 from offbeat.report.score import ACCURACY, Score
 from offbeat.report.tables import rate, seconds, share
-from offbeat.store.checkpoint import write_json
 
 _COUNTED = (
     *(
@@ -39,7 +39,7 @@ _NAME = 10  # letters of a score in the head of a column
 def write_results(
     out: Path,
     grid: Grid,
-    plan: Plan,
+    plan: ComparisonPlan,
     folders: Mapping[Point, Path],
     impossible: Mapping[Point, str],
 ) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _state(cell: Cell, impossible: bool) -> str:
     return "failed" if cell.digest is None else "finished"
 
 
-def _figures(digest: Digest | None, aim: Aim | None, alone: float | None) -> dict[str, Any]:
+def _figures(digest: RunDigest | None, aim: Aim | None, alone: float | None) -> dict[str, Any]:
     """Of a cell, or the same names without figures; `alone` is the speed of one device."""
     if digest is None:
         return dict.fromkeys(_figures_of_none)
@@ -110,7 +110,7 @@ _figures_of_none = (
 )
 
 
-def _mean(digest: Digest, name: str) -> float:
+def _mean(digest: RunDigest, name: str) -> float:
     """Seconds of a worker, on average."""
     each = digest.summary.per_worker
     return float(sum(getattr(worker, name) for worker in each) / len(each))
@@ -161,12 +161,14 @@ def _why(cell: Cell) -> str:
     return "not possible" if cell.failed.startswith("not possible") else "failed"
 
 
-def _soonest(groups: list[Group], aim: Aim | None) -> float | None:
+def _soonest(groups: list[CellGroup], aim: Aim | None) -> float | None:
     spans = [span for group in groups if (span := group.time_to(aim)) is not None]
     return min((span.mean for span in spans), default=None)
 
 
-def _row(group: Group, score: Score, aim: Aim | None, soonest: float | None) -> list[str | Text]:
+def _row(
+    group: CellGroup, score: Score, aim: Aim | None, soonest: float | None
+) -> list[str | Text]:
     reached = group.time_to(aim)
     time = "-" if aim is None else "never" if reached is None else seconds(reached.mean)
     best = reached is not None and reached.mean == soonest

@@ -5,22 +5,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from offbeat.compare.place import Place
-from offbeat.compare.plan import Plan, Point
+from offbeat.compare.place import ComparisonFolder
+from offbeat.compare.plan import ComparisonPlan, Point
 from offbeat.compare.results import write_results
 from offbeat.compare.source import Given, Source
 from offbeat.compare.watch import Watcher
-from offbeat.discipline import parse
+from offbeat.config.describe import describe_optimizer
+from offbeat.config.task import Task
+from offbeat.discipline.named import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
-from offbeat.layout.explain import check
-from offbeat.log import Listener
-from offbeat.replica.evaluate import Evaluator
-from offbeat.replica.shared import untouched
+from offbeat.log.log import Listener
+from offbeat.model.evaluation import Evaluator
+from offbeat.model.shared_model import untouched
 from offbeat.report.digest import digest
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.score import ACCURACY, LOSS, Judged, read_target, scored_by
-from offbeat.setup import describe_optimizer
-from offbeat.task import Task
+from offbeat.split.plan.explain import check
 from offbeat.train import train
 
 
@@ -29,7 +29,7 @@ class Comparison:
     """A grid that has been run, and where it is kept."""
 
     folder: Path
-    plan: Plan
+    plan: ComparisonPlan
     grid: Grid
     results: dict[str, Any]  # what is in results.json
     impossible: Mapping[Point, str]
@@ -43,7 +43,7 @@ class Comparison:
 
 def compare(
     task: Task | Callable[[int], Task] | Source,
-    plan: Plan,
+    plan: ComparisonPlan,
     out: str | Path,
     listeners: Sequence[Listener] = (),
 ) -> Comparison:
@@ -54,7 +54,7 @@ def compare(
     `Watcher` also hears of cells.
     """
     source: Source = Given(task) if isinstance(task, Task) or _plain(task) else task  # type: ignore[arg-type,assignment]
-    runner = _Runner(source, plan, Place(out), listeners)
+    runner = _Runner(source, plan, ComparisonFolder(out), listeners)
     return runner.run()
 
 
@@ -62,7 +62,7 @@ def _plain(task: object) -> bool:
     return callable(task) and not hasattr(task, "make")
 
 
-def _target(plan: Plan, task: Task) -> float | None:
+def _target(plan: ComparisonPlan, task: Task) -> float | None:
     """The target as a number of the score that the runs will have."""
     if plan.target is None:
         return None
@@ -82,7 +82,13 @@ def _target(plan: Plan, task: Task) -> float | None:
 
 
 class _Runner:
-    def __init__(self, source: Source, plan: Plan, place: Place, listeners: Sequence[Listener]):
+    def __init__(
+        self,
+        source: Source,
+        plan: ComparisonPlan,
+        place: ComparisonFolder,
+        listeners: Sequence[Listener],
+    ):
         self.source, self.place, self.listeners = source, place, listeners
         self.watchers = [one for one in listeners if isinstance(one, Watcher)]
         self.tasks: tuple[int, Task] | None = None

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from offbeat.task import Task
+from offbeat.config.task import Task
 
 
 class Source(Protocol):

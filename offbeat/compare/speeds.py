@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offbeat.cluster import Cluster, Machine
-from offbeat.discipline import parse
+from offbeat.config.units import duration, real, show
+from offbeat.discipline.named import parse
+from offbeat.engine.sim.cluster import Cluster, Machine
 from offbeat.errors import ConfigError
-from offbeat.pace import duration, real, show
 
 
 def _check_straggler(value: float) -> None:
@@ -20,7 +20,7 @@ def _check_straggler(value: float) -> None:
 
 
 @dataclass(frozen=True)
-class Here:
+class RealSpeeds:
     """Processes on this machine; `emulate` are the least seconds of each worker's step.
 
     One value serves for all workers; otherwise d devices use the first d. The last worker of two
@@ -140,4 +140,4 @@ def _straggling(slower: float) -> str:
     return "" if slower == 1 else f"; the last of two or more is {slower:g} times slower"
 
 
-Speeds = Here | Simulated
+Speeds = RealSpeeds | Simulated

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable
 
-from offbeat.discipline import ROWS, parse
+from offbeat.config.text import read_value
+from offbeat.discipline.named import ROWS, parse
 from offbeat.errors import ConfigError
-from offbeat.spelling import read_value
 
 _NAME = re.compile(r"[a-z][a-z-]*(:|$)")  # how a discipline begins; `lr=0.1` and `2` do not
 
@@ -61,7 +61,7 @@ def _belongs(part: str, before: str) -> bool:
 
 
 def read_devices(text: str) -> tuple[int, ...]:
-    """Numbers of devices such as `1,2,4,8`, in ascending order."""
+    """Training of devices such as `1,2,4,8`, in ascending order."""
     words = [word.strip() for word in text.split(",")]
     return tuple(read_value(word, int, "--devices") for word in words)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from offbeat.compare.plan import Point
-from offbeat.log import Listener
+from offbeat.log.log import Listener
 from offbeat.report.summary import Summary
 
 

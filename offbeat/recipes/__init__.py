@@ -4,12 +4,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from offbeat.config.task import Task
 from offbeat.errors import ConfigError
 from offbeat.recipes.chars import chars
 from offbeat.recipes.digits import digits
 from offbeat.recipes.mnist import mnist
 from offbeat.recipes.resnet import resnet50
-from offbeat.task import Task
 
 __all__ = ["RECIPES", "chars", "digits", "mnist", "recipe", "resnet50"]
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from offbeat.config.task import Task
 from offbeat.errors import ConfigError
 from offbeat.recipes.common import from_seed, whole
-from offbeat.task import Task
 
 TEST_PARTS = 10  # the last of so many equal parts of the text is the test
 

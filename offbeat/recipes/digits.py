@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from offbeat.config.task import Task
 from offbeat.errors import ConfigError
 from offbeat.recipes.common import from_seed, whole
-from offbeat.task import Task
 
 PIXELS, CLASSES, BRIGHTEST = 64, 10, 16.0
 TEST_SHARE = 0.2

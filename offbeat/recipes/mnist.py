@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from offbeat.config.task import Task
 from offbeat.errors import ConfigError
 from offbeat.recipes.common import from_seed, whole
-from offbeat.task import Task
 
 SIDE, CLASSES = 28, 10
 # Mean and deviation of the training pixels, on the scale from 0 to 1.

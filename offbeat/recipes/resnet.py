@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from offbeat.config.task import Task
 from offbeat.recipes.common import from_seed, whole
-from offbeat.task import Task
 
 # Of each stage: how many blocks, how wide inside, and the stride of its first block.
 STAGES = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))

@@ -7,7 +7,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from offbeat.errors import CheckpointError
-from offbeat.log import (
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.folder.disk import read_json
+from offbeat.log.files import last_lines
+from offbeat.log.records import (
     Dropped,
     Entry,
     Evaluated,
@@ -20,13 +23,10 @@ from offbeat.log import (
     Rested,
     Updated,
 )
-from offbeat.logfile import last_lines
 from offbeat.report.recount import Recount
 from offbeat.report.score import Climbs, Judged, Kind
 from offbeat.report.summary import LayoutFigures, Step, Summary, Tally, Test, height, thinned
-from offbeat.report.timeline import Segment as Segment  # one of the structs of a digest
-from offbeat.report.timeline import Timeline
-from offbeat.store.checkpoint import RunFolder, read_json
+from offbeat.report.timeline import Segment, Timeline
 
 CURVE = 400  # points at most of a curve; more cannot be told apart on a page
 SEGMENTS = 2000  # stretches at most of a timeline, of all workers together
@@ -54,7 +54,7 @@ class Speed(msgspec.Struct, frozen=True):
     samples_per_second: float
 
 
-class Digest(msgspec.Struct):
+class RunDigest(msgspec.Struct):
     """A run, finished or not."""
 
     name: str  # of its folder
@@ -87,7 +87,7 @@ class Digest(msgspec.Struct):
         return self.climbs.by(score).best()
 
 
-def digest(folder: str | Path) -> Digest:
+def digest(folder: str | Path) -> RunDigest:
     """The digest of the run in `folder`, also while it goes on."""
     files = RunFolder(folder)
     config = _converted(files.config(), files.config_file, _Config)
@@ -244,7 +244,7 @@ class _Count:
             kind = {Joined: "joined", Lost: "lost", Left: "left", Refused: "refused"}[type(record)]
             self.events.append(Event(record.time, kind, record.worker))
 
-    def digest(self, name: str, told: _Told, finished: bool) -> Digest:
+    def digest(self, name: str, told: _Told, finished: bool) -> RunDigest:
         config, tally = self.config, self.tally
         summary = tally.summary(
             config.discipline,
@@ -259,7 +259,7 @@ class _Count:
         summary.train_loss = _finite(summary.train_loss)
         steps = [step for step in tally.history.steps if math.isfinite(step.loss)]
         segments, window = self.timeline.cut(tally.seconds)
-        return Digest(
+        return RunDigest(
             name=name,
             summary=summary,
             finished=finished,

@@ -8,9 +8,10 @@ from offbeat.report import grid as figures_of
 from offbeat.report.drawing import Look, Picture, canvas, finish, legend, light, plain
 from offbeat.report.figures_one import losses, pace, shares
 from offbeat.report.figures_runs import curves, histogram, timeline
-from offbeat.report.grid import Grid, Group, Span, counted, marks
+from offbeat.report.grid import CellGroup, Grid, Span, marks
 from offbeat.report.score import ACCURACY
 from offbeat.report.tables import rate, seconds, share, size
+from offbeat.report.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,14 +20,14 @@ MANY_WORDS = 1500  # letters at most of what a figure shows in words; the table 
 
 
 @dataclass(frozen=True)
-class Metric:
+class FigureMetric:
     """One figure of every run: how it is called, taken, written and scaled."""
 
     name: str
     title: str
     axis: str
     caption: str
-    take: Callable[[Group], Span | None]
+    take: Callable[[CellGroup], Span | None]
     write: Callable[[float], str]
     factor: float = 1.0  # from what is taken to what the axis shows
     from_zero: bool = True
@@ -43,42 +44,42 @@ def pictures(grid: Grid) -> list[Picture]:
     return [picture for picture in drawn if picture is not None]
 
 
-def metrics(grid: Grid) -> list[Metric]:
+def metrics(grid: Grid) -> list[FigureMetric]:
     """What is shown against the number of devices, in the order of the page."""
     aim, score = grid.aim(), grid.score() or ACCURACY
     classes = score.kind == "accuracy"
     scale, unit = _memory_unit(grid)
     whole = any("worker_peak" in d.summary.memory for d in grid.digests())
     return [
-        Metric(
+        FigureMetric(
             "speed", "Training speed", "samples per second",
             "Higher is better. Twice the devices should give twice the speed.",
             lambda g: g.span(figures_of.speed), rate,
         ),
-        Metric(
+        FigureMetric(
             score.kind, f"Final {plain(score.words)}",
             "accuracy on the test set, %" if classes else plain(score.words),
             f"{'Higher' if score.higher else 'Lower'} is better. "
             "What a discipline gains in speed it may lose here.",
             lambda g: g.final(score), score.write, factor=100 if classes else 1.0, from_zero=False,
         ),
-        Metric(
+        FigureMetric(
             "communication", "Communication time per worker", "seconds",
             "Lower is better. Time that a worker spends on exchange, not on waiting for others.",
             lambda g: g.span(figures_of.communication), lambda v: f"{seconds(v)} s",
         ),
-        Metric(
+        FigureMetric(
             "memory", "Memory per worker", unit,
             "Of the largest worker: its whole process at its peak." if whole
             else "Of the largest worker: parameters, gradients and what it keeps to send them.",
             lambda g: g.span(figures_of.memory), size, factor=1 / scale,
         ),
-        Metric(
+        FigureMetric(
             "target", f"Time to {plain(str(aim))}", "seconds",
             "Lower is better. A target counts when it is reached and kept.",
             lambda g: g.time_to(aim), lambda v: f"{seconds(v)} s",
         ),
-        Metric(
+        FigureMetric(
             "efficiency", "Efficiency against the ideal", "% of the ideal speed",
             "Higher is better. 100 % would mean that every worker computes all the time, "
             "at the speed it showed.",
@@ -92,7 +93,7 @@ def _memory_unit(grid: Grid) -> tuple[float, str]:
     return next((u for u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= u[0]), (1.0, "B"))
 
 
-def against_devices(grid: Grid, metric: Metric) -> Picture | None:
+def against_devices(grid: Grid, metric: FigureMetric) -> Picture | None:
     """Lines over the numbers of devices, or bars where there is only one number."""
     groups = grid.groups()
     found = [(g, span) for g in groups if (span := metric.take(g)) is not None]
@@ -115,7 +116,7 @@ def against_devices(grid: Grid, metric: Metric) -> Picture | None:
 
 
 def _words(
-    metric: Metric, found: Sequence[tuple[Group, Span]], missing: Sequence[Group]
+    metric: FigureMetric, found: Sequence[tuple[CellGroup, Span]], missing: Sequence[CellGroup]
 ) -> str:  # fmt: skip
     parts = [f"{plain(g.name)}: {metric.write(span.mean)}" for g, span in found]
     parts += [f"{plain(g.name)}: not reached" for g in missing]
@@ -123,11 +124,15 @@ def _words(
     return text if len(text) <= MANY_WORDS else text[:MANY_WORDS] + "… see the table of results"
 
 
-Found = Sequence[tuple[Group, Span]]
+Found = Sequence[tuple[CellGroup, Span]]
 
 
 def _lines(
-    grid: Grid, metric: Metric, found: Found, missing: Sequence[Group], unreal: Sequence[str]
+    grid: Grid,
+    metric: FigureMetric,
+    found: Found,
+    missing: Sequence[CellGroup],
+    unreal: Sequence[str],
 ) -> Any:
     figure, (axis,) = canvas(3.4)
     names = grid.disciplines()
@@ -176,7 +181,7 @@ def _whiskers(spans: Sequence[Span], factor: float) -> Any:
     return low, [max(0.0, span.high - span.mean) * factor for span in spans]
 
 
-def _scale(axis: "Axes", metric: Metric, highest: float) -> None:
+def _scale(axis: "Axes", metric: FigureMetric, highest: float) -> None:
     if metric.from_zero:
         axis.set_ylim(0, 1.08 * highest or 1)
     _thousands(axis.yaxis)
@@ -186,7 +191,7 @@ def _scale(axis: "Axes", metric: Metric, highest: float) -> None:
 
 
 def _bars(
-    grid: Grid, metric: Metric, found: Found, missing: Sequence[Group],
+    grid: Grid, metric: FigureMetric, found: Found, missing: Sequence[CellGroup],
     said: tuple[str, Sequence[str]],
 ) -> Any:  # fmt: skip
     taken = {g.discipline for g, _ in found} | {g.discipline for g in missing}

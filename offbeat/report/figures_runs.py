@@ -3,19 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from offbeat.report.digest import CURVE, Digest, Segment
-from offbeat.report.drawing import (
-    Look,
-    Picture,
-    canvas,
-    finish,
-    legend,
-    light,
-    plain,
-)
-from offbeat.report.grid import Grid, Group, counted, marks, thinned
+from offbeat.report.digest import CURVE, RunDigest
+from offbeat.report.drawing import Look, Picture, canvas, finish, legend, light, plain
+from offbeat.report.grid import CellGroup, Grid, marks, thinned
 from offbeat.report.score import Score
 from offbeat.report.tables import seconds
+from offbeat.report.timeline import Segment
+from offbeat.report.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +67,7 @@ def _scale(score: Score) -> float:
     return 100.0 if score.kind == "accuracy" else 1.0
 
 
-def _points(digest: Digest, score: Score | None) -> list[tuple[float, float]]:
+def _points(digest: RunDigest, score: Score | None) -> list[tuple[float, float]]:
     if score is None:
         return [(s.time, s.loss) for s in digest.losses]
     values = ((t.time, score.of(t)) for t in digest.tests)
@@ -87,7 +81,7 @@ def _ends(points: Sequence[tuple[float, float]], unit: str) -> str:
     return f"{low:.3g}{unit} at {seconds(first)} s to {high:.3g}{unit} at {seconds(last)} s"
 
 
-def _curve(axis: "Axes", group: Group, names: Sequence[str], score: Score | None) -> Any:
+def _curve(axis: "Axes", group: CellGroup, names: Sequence[str], score: Score | None) -> Any:
     look = Look.of(names.index(group.discipline))
     handle: Any = None
     for number, digest in enumerate(group.digests):
@@ -150,14 +144,14 @@ def _on(grid: Grid) -> str:
     return f" on {counted(counts.pop(), 'device')}" if len(counts) == 1 else ""
 
 
-def _name(group: Group, grid: Grid) -> str:
+def _name(group: CellGroup, grid: Grid) -> str:
     return group.discipline if _on(grid) else group.name
 
 
 # ---------------------------------------------------------------- who did what when
 
 
-def timelines(grid: Grid) -> list[tuple[Group, list[Segment], float, float]]:
+def timelines(grid: Grid) -> list[tuple[CellGroup, list[Segment], float, float]]:
     """A stretch of the first repeat of each discipline: its segments, its beginning and end.
 
     All stretches are equally long, so that panels can be compared, and short enough that all

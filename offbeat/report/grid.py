@@ -8,10 +8,10 @@ from typing import TypeVar
 import msgspec
 
 from offbeat.errors import ConfigError
-from offbeat.report.digest import CURVE, Digest
+from offbeat.report.digest import CURVE, RunDigest
 from offbeat.report.score import ACCURACY, LOSS, Judged, Score, scored_by
 from offbeat.report.summary import History, Summary
-from offbeat.report.words import counted as counted  # with the other words of a grid
+from offbeat.report.words import counted
 
 T = TypeVar("T")
 COMPARABLE = 0.8  # of the best score; a run below that has failed and sets no target
@@ -23,7 +23,7 @@ class Cell(msgspec.Struct):
     discipline: str
     devices: int
     repeat: int = 0
-    digest: Digest | None = None
+    digest: RunDigest | None = None
     failed: str = ""
 
 
@@ -49,14 +49,14 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """The repeats of one discipline on one number of devices."""
 
     discipline: str
     devices: int
-    digests: tuple[Digest, ...]
+    digests: tuple[RunDigest, ...]
 
-    def span(self, figure: Callable[[Digest], float | None]) -> Span | None:
+    def span(self, figure: Callable[[RunDigest], float | None]) -> Span | None:
         """A figure over the repeats; None unless each of them has it."""
         values = [value for d in self.digests if (value := figure(d)) is not None]
         return Span.over(values) if len(values) == len(self.digests) else None
@@ -96,7 +96,7 @@ class Aim:
     score: Score
     target: float
 
-    def time(self, digest: Digest) -> float | None:
+    def time(self, digest: RunDigest) -> float | None:
         """Seconds until the run had reached and kept it."""
         return digest.time_to(self.target, self.score.kind)
 
@@ -117,19 +117,19 @@ class Grid:
     target: float | None = None  # of the score; None takes one that suits all
     settings: dict[str, str] = field(default_factory=dict)  # shown with the results, as they are
 
-    def digests(self) -> list[Digest]:
+    def digests(self) -> list[RunDigest]:
         """Of every run that has come to something."""
         return [cell.digest for cell in self.cells if cell.digest is not None]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[CellGroup]:
         """Repeats together, in the order in which disciplines and devices first appear."""
-        found: dict[tuple[str, int], list[Digest]] = {}
+        found: dict[tuple[str, int], list[RunDigest]] = {}
         for cell in self.cells:
             if cell.digest is not None:
                 found.setdefault((cell.discipline, cell.devices), []).append(cell.digest)
         order = self.disciplines()
         keys = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
-        return [Group(name, devices, tuple(found[name, devices])) for name, devices in keys]
+        return [CellGroup(name, devices, tuple(found[name, devices])) for name, devices in keys]
 
     def disciplines(self) -> list[str]:
         """Every label once, in the order of the cells; failed ones too, so colours stay put."""
@@ -139,7 +139,7 @@ class Grid:
         """Every number of devices that some run has come to something with."""
         return sorted({group.devices for group in self.groups()})
 
-    def on_most(self) -> list[Group]:
+    def on_most(self) -> list[CellGroup]:
         """The groups that are compared in detail: those on the most devices that two share."""
         groups = self.groups()
         shared = [n for n, count in Counter(g.devices for g in groups).items() if count > 1]
@@ -191,46 +191,46 @@ class Grid:
 # ---------------------------------------------------------------- figures of one run
 
 
-def best_accuracy(digest: Digest) -> float | None:
+def best_accuracy(digest: RunDigest) -> float | None:
     return max((t.accuracy for t in digest.tests if t.accuracy is not None), default=None)
 
 
-def final(digest: Digest, score: Score) -> float | None:
+def final(digest: RunDigest, score: Score) -> float | None:
     """The score of the last test."""
     found: float | None = getattr(digest.summary, score.kind)
     return found
 
 
-def speed(digest: Digest) -> float | None:
+def speed(digest: RunDigest) -> float | None:
     return digest.summary.samples_per_second
 
 
-def efficiency(digest: Digest) -> float | None:
+def efficiency(digest: RunDigest) -> float | None:
     """The share of the speed that there would be if everybody computed all the time."""
     return digest.summary.samples_per_second / digest.ideal if digest.ideal else None
 
 
-def communication(digest: Digest) -> float | None:
+def communication(digest: RunDigest) -> float | None:
     """Seconds that a worker spent on exchange, on average."""
     each = digest.summary.per_worker
     return sum(w.communication for w in each) / len(each) if each else None
 
 
-def memory(digest: Digest) -> float | None:
+def memory(digest: RunDigest) -> float | None:
     """Bytes of the largest worker: its whole process where that is known."""
     held = digest.summary.memory
     return held.get("worker_peak") or held.get("worker") or None
 
 
-def staleness(digest: Digest) -> float | None:
+def staleness(digest: RunDigest) -> float | None:
     return digest.summary.staleness_mean
 
 
-def bytes_sent(digest: Digest) -> float | None:
+def bytes_sent(digest: RunDigest) -> float | None:
     return digest.summary.bytes_sent
 
 
-def waiting(digest: Digest) -> float | None:
+def waiting(digest: RunDigest) -> float | None:
     return digest.summary.wait_share
 
 
@@ -244,7 +244,7 @@ def thinned(points: Sequence[T], most: int) -> list[T]:
     return [points[round(n * (len(points) - 1) / (most - 1))] for n in range(most)]
 
 
-def marks(digests: Iterable[Digest]) -> list[str]:
+def marks(digests: Iterable[RunDigest]) -> list[str]:
     """What is not real about some of these runs, for every figure that shows them."""
     runs = list(digests)
     emulated, virtual = sum(bool(d.summary.emulated) for d in runs), sum(d.virtual for d in runs)
@@ -256,7 +256,7 @@ def marks(digests: Iterable[Digest]) -> list[str]:
 
 
 def side_by_side(
-    runs: Sequence[Digest], target: float | None = None, title: str | None = None
+    runs: Sequence[RunDigest], target: float | None = None, title: str | None = None
 ) -> Grid:
     """A grid of runs that nobody planned as one.
 
@@ -284,7 +284,7 @@ def side_by_side(
     return Grid(title, cells, target, _settings(runs))
 
 
-def remembered(history: History, summary: Summary, name: str = "in memory") -> Digest:
+def remembered(history: History, summary: Summary, name: str = "in memory") -> RunDigest:
     """The digest of a run that kept no folder, from what it gave back: there is no timeline."""
     # The same in words as a digest of a log: everybody computes all the time at the speed seen.
     paces = [w.samples / w.compute for w in summary.per_worker if w.compute > 0]
@@ -292,7 +292,7 @@ def remembered(history: History, summary: Summary, name: str = "in memory") -> D
     assert history.climbs is not None
     higher = history.climbs.metric.higher
     metric = Judged(summary.metric_name, higher) if summary.metric_name else None
-    return Digest(
+    return RunDigest(
         name=name,
         summary=summary,
         finished=True,
@@ -306,12 +306,12 @@ def remembered(history: History, summary: Summary, name: str = "in memory") -> D
     )
 
 
-def _made(digest: Digest) -> tuple[object, ...]:
+def _made(digest: RunDigest) -> tuple[object, ...]:
     summary = digest.summary
     return digest.batch_size, tuple(summary.emulated), summary.engine
 
 
-def _settings(runs: Sequence[Digest]) -> dict[str, str]:
+def _settings(runs: Sequence[RunDigest]) -> dict[str, str]:
     """What the runs were made with; several values where they differ."""
     values: dict[str, list[str]] = {
         "engine": [d.summary.engine for d in runs],

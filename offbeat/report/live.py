@@ -10,10 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.board import NOBODY, UNBOUND, Row, State, furthest_behind
-from offbeat.log import Entry, Listener, Updated
+from offbeat.log.log import Listener
+from offbeat.log.records import Entry, Updated
 from offbeat.report.screen import Screen, can_show
 from offbeat.report.tables import COLUMNS, console, rate, seconds, share
+from offbeat.store.board import NOBODY, UNBOUND, Row, State, furthest_behind
 
 REDRAW = 0.1  # real seconds between two pictures in a terminal
 LINES = 2.0  # real seconds between two plain lines elsewhere

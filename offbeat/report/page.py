@@ -8,7 +8,7 @@ from pathlib import Path
 from offbeat.errors import ConfigError
 from offbeat.report.drawing import COLOURS, Picture, plain
 from offbeat.report.figures import pictures
-from offbeat.report.grid import Grid, counted, marks
+from offbeat.report.grid import Grid, marks
 from offbeat.report.markup import Safe, joined, tag
 from offbeat.report.page_tables import (
     events,
@@ -21,6 +21,7 @@ from offbeat.report.page_tables import (
     workers,
 )
 from offbeat.report.verdict import verdict
+from offbeat.report.words import counted
 
 HERE = Path(__file__).parent
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Arial, sans-serif'

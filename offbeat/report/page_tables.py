@@ -6,7 +6,7 @@ from collections.abc import Callable
 from offbeat.report import grid as figures_of
 from offbeat.report.drawing import plain
 from offbeat.report.figures_runs import timelines
-from offbeat.report.grid import Grid, Group, Span, counted
+from offbeat.report.grid import CellGroup, Grid, Span
 from offbeat.report.markup import Safe, joined, table, tag
 from offbeat.report.score import ACCURACY
 from offbeat.report.summary import Summary
@@ -19,6 +19,7 @@ from offbeat.report.tables import (
     share,
     size,
 )
+from offbeat.report.words import counted
 
 LONGEST = 2000  # letters of a reason
 LEFT = "text-align: left"
@@ -70,7 +71,7 @@ def _seconds(value: float) -> str:
     return f"{seconds(value)} s"
 
 
-def _rows(grid: Grid, group: Group) -> list[str]:
+def _rows(grid: Grid, group: CellGroup) -> list[str]:
     aim, score = grid.aim(), grid.score() or ACCURACY
     time = _written(group.time_to(aim), _seconds)
     if aim is not None and group.time_to(aim) is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from offbeat.report.grid import Group, Span, bytes_sent, efficiency, memory, staleness
+from offbeat.report.grid import CellGroup, Span, bytes_sent, efficiency, memory, staleness
 from offbeat.report.score import Score
 from offbeat.report.tables import share, size
 
@@ -14,7 +14,7 @@ MORE = 1.02  # times the memory or the bytes; less is not worth a word
 STALER = 0.05  # updates
 
 
-def gave_up(winner: Group, other: Group, score: Score) -> list[str]:
+def gave_up(winner: CellGroup, other: CellGroup, score: Score) -> list[str]:
     """What the winner is worse in than the other."""
     words: list[str] = []
     mine, its = winner.final(score), other.final(score)
@@ -43,14 +43,14 @@ def gave_up(winner: Group, other: Group, score: Score) -> list[str]:
     return [f"Against {other.discipline}, {winner.discipline} gave up {listed(words)}.{better}"]
 
 
-def rather(winner: Group, baseline: Group | None, score: Score) -> list[str]:
+def rather(winner: CellGroup, baseline: CellGroup | None, score: Score) -> list[str]:
     """When the last bit of the score matters more than the time, say who had it."""
     if baseline is None or baseline is winner or not clearly_worse(winner, baseline, score):
         return []
     return [f"Where final {score.words} matters more than time, synchronous is the better choice."]
 
 
-def ended_better(groups: Sequence[Group], winner: Group, score: Score) -> Group | None:
+def ended_better(groups: Sequence[CellGroup], winner: CellGroup, score: Score) -> CellGroup | None:
     """Who ended with the best score, if that is clearly better than the winner's."""
     finals = [(final.mean, g) for g in groups if (final := g.final(score)) is not None]
     choose = max if score.higher else min
@@ -58,7 +58,7 @@ def ended_better(groups: Sequence[Group], winner: Group, score: Score) -> Group 
     return group if group is not winner and clearly_worse(winner, group, score) else None
 
 
-def highest(best: Group | None, winner: Group, score: Score) -> list[str]:
+def highest(best: CellGroup | None, winner: CellGroup, score: Score) -> list[str]:
     """Who ended above the winner, and with what."""
     if best is None:
         return []
@@ -71,7 +71,7 @@ def highest(best: Group | None, winner: Group, score: Score) -> list[str]:
     ]
 
 
-def clearly_worse(one: Group, other: Group, score: Score) -> bool:
+def clearly_worse(one: CellGroup, other: CellGroup, score: Score) -> bool:
     """Whether one ended worse than the other by more than is worth a little time."""
     mine, its = one.final(score), other.final(score)
     if mine is None or its is None or not score.better(its.mean, mine.mean):
@@ -87,7 +87,7 @@ def _differ(mine: Span, its: Span, score: Score, points: float, part: float) -> 
     return mine.apart(its) if mine.count > 1 or its.count > 1 else mine.mean != its.mean
 
 
-def strength(group: Group) -> list[str]:
+def strength(group: CellGroup) -> list[str]:
     """How much of what the devices could do it made use of."""
     share_of = group.span(efficiency)
     if share_of is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from offbeat.lease import Lease
+from offbeat.data.lease import Lease
 
 
 class Recount:

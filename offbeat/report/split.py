@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from offbeat.layout.cut import Cut
 from offbeat.report.summary import LayoutFigures, ProcessFigures
+from offbeat.split.plan.cut import Cut
 
 
 def layout_figures(

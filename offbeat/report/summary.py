@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from offbeat.log import (
+from offbeat.log.log import Listener
+from offbeat.log.records import (
     Admitted,
     Dropped,
     Ended,
@@ -15,7 +16,6 @@ from offbeat.log import (
     Evaluated,
     Joined,
     Left,
-    Listener,
     Lost,
     Part,
     Pulled,

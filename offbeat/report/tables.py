@@ -301,7 +301,7 @@ def _cells(group: Sequence[WorkerFigures]) -> list[str]:
 # ---------------------------------------------------------------- several runs
 
 
-class Outcome(NamedTuple):
+class TargetOutcome(NamedTuple):
     """A run, and the seconds it took to the target accuracy."""
 
     summary: Summary
@@ -312,8 +312,8 @@ class Beside(NamedTuple):
     """A real run with its learning rate, and what the simulator had predicted of it."""
 
     lr: float | None
-    measured: Outcome
-    predicted: Outcome
+    measured: TargetOutcome
+    predicted: TargetOutcome
 
 
 def runs_table(

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from offbeat.lease import Lease
-from offbeat.log import (
+from offbeat.data.lease import Lease
+from offbeat.log.log import Listener
+from offbeat.log.records import (
     Admitted,
     Dropped,
     Entry,
     Joined,
     Left,
-    Listener,
     Lost,
     Part,
     Pulled,

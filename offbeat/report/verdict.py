@@ -5,25 +5,10 @@ from dataclasses import replace
 
 import msgspec
 
-from offbeat.report.grid import (
-    Aim,
-    Grid,
-    Group,
-    Span,
-    counted,
-    speed,
-    waiting,
-)
-from offbeat.report.price import (
-    ended_better,
-    gave_up,
-    highest,
-    listed,
-    rather,
-    strength,
-    times,
-)
+from offbeat.report.grid import Aim, CellGroup, Grid, Span, speed, waiting
+from offbeat.report.price import ended_better, gave_up, highest, listed, rather, strength, times
 from offbeat.report.tables import rate, seconds, share
+from offbeat.report.words import counted
 
 CLOSE = 1.05  # single runs that differ by less say nothing about which is faster
 
@@ -74,7 +59,7 @@ def verdict(grid: Grid) -> Verdict:
 # ---------------------------------------------------------------- who was first
 
 
-def _first(reached: Sequence[tuple[Group, Span]], aim: Aim, where: str) -> Verdict:
+def _first(reached: Sequence[tuple[CellGroup, Span]], aim: Aim, where: str) -> Verdict:
     winner, time = reached[0]
     baseline = _synchronous([g for g, _ in reached])
     tied = [g for g, other in reached if g is winner or not _clear(time, other)]
@@ -117,7 +102,7 @@ def _clear(first: Span, other: Span) -> bool:
 
 
 def _tie(
-    tied: Sequence[Group], reached: Sequence[tuple[Group, Span]], aim: Aim, where: str
+    tied: Sequence[CellGroup], reached: Sequence[tuple[CellGroup, Span]], aim: Aim, where: str
 ) -> Verdict:
     names = listed([g.discipline for g in tied])
     when = listed([f"{g.discipline} after {_spread(t)}" for g, t in reached if g in tied])
@@ -148,7 +133,7 @@ def _tie(
     return Verdict(headline, sentences)
 
 
-def _nobody(groups: Sequence[Group], aim: Aim) -> Verdict:
+def _nobody(groups: Sequence[CellGroup], aim: Aim) -> Verdict:
     score = aim.score
     best = [(b, g) for g in groups for d in g.digests if (b := d.best(score.kind)) is not None]
     headline = f"No discipline reached {aim}{_where(groups)}."
@@ -163,7 +148,7 @@ def _nobody(groups: Sequence[Group], aim: Aim) -> Verdict:
     return Verdict(headline, [*sentences, *_missed(groups, aim, only_some=True)])
 
 
-def _by_speed(groups: Sequence[Group]) -> Verdict:
+def _by_speed(groups: Sequence[CellGroup]) -> Verdict:
     """Without tests only speed can be compared, and being fast is not winning."""
     ranked = sorted(
         ((g, s) for g in groups if (s := g.span(speed)) is not None), key=lambda p: -p[1].mean
@@ -186,7 +171,7 @@ def _by_speed(groups: Sequence[Group]) -> Verdict:
     return Verdict(headline, [words, note, *_unreal(groups)])
 
 
-def _alone(group: Group, grid: Grid) -> Verdict:
+def _alone(group: CellGroup, grid: Grid) -> Verdict:
     """One discipline: there is nobody to compare it with, so it is described."""
     first = group.digests[0].summary
     so_far = "" if group.finished else " so far"
@@ -220,7 +205,7 @@ def _alone(group: Group, grid: Grid) -> Verdict:
 # ---------------------------------------------------------------- the others
 
 
-def _missed(groups: Sequence[Group], aim: Aim, only_some: bool = False) -> list[str]:
+def _missed(groups: Sequence[CellGroup], aim: Aim, only_some: bool = False) -> list[str]:
     """Who never reached the target, or only sometimes."""
     never = [_best(g, aim) for g in groups if g.reached(aim) == 0]
     some = [g for g in groups if 0 < g.reached(aim) < len(g.digests)]
@@ -232,7 +217,7 @@ def _missed(groups: Sequence[Group], aim: Aim, only_some: bool = False) -> list[
     return words if only_some or not never else [*words, f"Not reached by {listed(never)}."]
 
 
-def _best(group: Group, aim: Aim) -> str:
+def _best(group: CellGroup, aim: Aim) -> str:
     score = aim.score
     levels = [b for d in group.digests if (b := d.best(score.kind)) is not None]
     if not levels:
@@ -254,7 +239,7 @@ def _fewer(grid: Grid, most: int, aim: Aim) -> list[str]:
     return [f"First with other numbers of devices: {listed(words)}."] if words else []
 
 
-def _unreal(groups: Sequence[Group]) -> list[str]:
+def _unreal(groups: Sequence[CellGroup]) -> list[str]:
     digests = [d for g in groups for d in g.digests]
     if any(d.virtual for d in digests):
         return ["The cluster was simulated: seconds are virtual, scores are real."]
@@ -266,14 +251,14 @@ def _unreal(groups: Sequence[Group]) -> list[str]:
 # ---------------------------------------------------------------- words
 
 
-def _synchronous(groups: Sequence[Group]) -> Group | None:
+def _synchronous(groups: Sequence[CellGroup]) -> CellGroup | None:
     """The baseline: bsp itself, or else bsp with backups."""
     names = [(g.digests[0].summary.discipline, g) for g in groups]
     plain = [g for name, g in names if name == "bsp"]
     return next(iter([*plain, *(g for name, g in names if name.startswith("bsp:"))]), None)
 
 
-def _where(groups: Sequence[Group]) -> str:
+def _where(groups: Sequence[CellGroup]) -> str:
     counts = {g.devices for g in groups}
     return f" on {counted(counts.pop(), 'device')}" if len(counts) == 1 else ""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import CheckpointError
-from offbeat.store.table import Entry, under
+from offbeat.model.table import Entry, under
 
 
 class Averages:

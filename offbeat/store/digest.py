@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
-from offbeat.store.table import Flat
+from offbeat.model.table import Flat
 
 _LOW = (1 << 128) - 1  # the bits of a hash
 
 
-class Digest:
+class ParameterDigest:
     """A hash of every tensor's bits by name, the same however they are spread over shards.
 
     It is the sum of one hash per tensor, each seeded with the tensor's name. So whoever holds some

@@ -7,11 +7,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from offbeat.choices import Weigh
-from offbeat.contribution import Contribution
-from offbeat.store.averages import Averages
-from offbeat.store.digest import Digest, hexadecimal
-from offbeat.store.table import (
+from offbeat.discipline.parts import Weigh
+from offbeat.model.table import (
     Entry,
     Flat,
     Placement,
@@ -26,11 +23,15 @@ from offbeat.store.table import (
     total_bytes,
     under,
 )
-from offbeat.store.updater import Recipe, Updater
-from offbeat.store.weigh import Reads, Weigher
+from offbeat.rules.updater import Recipe, Updater
+from offbeat.store.averages import Averages
+from offbeat.store.digest import ParameterDigest, hexadecimal
+from offbeat.store.slot import Slot
+from offbeat.store.staleness import Reads, make_weigher
+from offbeat.worker.contribution import Contribution
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class PreparedStep(msgspec.Struct, frozen=True, gc=False):
     """An update between its beginning and its end, when limits on the norm may come in."""
 
     live: Sequence[Contribution]
@@ -82,8 +83,8 @@ class Parameters:
         self.recipe = recipe
         self.updaters = [Updater(recipe, flat.views, flat) for flat in self.flats]
         self.clip = recipe.clip
-        self._digest = Digest(self.flats)
-        self.weigher = Weigher(weigh, self.flats)
+        self._digest = ParameterDigest(self.flats)
+        self.weigher = make_weigher(weigh, self.flats)
         self.reads = Reads()
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
         self.add_up = combine
@@ -122,7 +123,7 @@ class Parameters:
         # Without a payload the worker itself has written, in place.
         return live if live and live[0].payload is not None else []
 
-    def prepare(self, live: Sequence[Contribution]) -> Step:
+    def prepare(self, live: Sequence[Contribution]) -> PreparedStep:
         """Bring the contributions together; nothing is changed yet."""
         if len(live) == 1:
             only = live[0]
@@ -137,13 +138,13 @@ class Parameters:
                 absent &= one.absent
             rate = total / samples
             gradients = self._combine(live, [c.part.samples * c.part.weight / total for c in live])
-        step = Step(live, gradients, rate, absent)
+        step = PreparedStep(live, gradients, rate, absent)
         if self.clip is not None:
             for shard in range(len(gradients)):
                 self.clip.limit(list(step.views(shard).values()))
         return step
 
-    def norms(self, step: Step) -> dict[str, Tensor]:
+    def norms(self, step: PreparedStep) -> dict[str, Tensor]:
         """The norm of each tensor's gradient."""
         return {
             name: torch.linalg.vector_norm(view)
@@ -151,7 +152,7 @@ class Parameters:
             for name, view in step.views(shard).items()
         }
 
-    def shrink(self, step: Step, norms: Mapping[str, Tensor]) -> Tensor | None:
+    def shrink(self, step: PreparedStep, norms: Mapping[str, Tensor]) -> Tensor | None:
         """Limit the norm of the whole gradient; returns what this one was multiplied by."""
         if not norms:
             return None
@@ -161,12 +162,12 @@ class Parameters:
         self.multiply(step, scale)
         return scale
 
-    def multiply(self, step: Step, scale: Tensor) -> None:
+    def multiply(self, step: PreparedStep, scale: Tensor) -> None:
         for shard in range(len(step.gradients)):
             for view in step.views(shard).values():
                 view.mul_(scale)
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: PreparedStep) -> None:
         """Apply the rule."""
         before = self.weigher.before_step() if self.weigher.needed else None
         for shard, updater in enumerate(self.updaters):
@@ -210,6 +211,15 @@ class Parameters:
                 total = total * lift(samples, [one.part.samples for one in having])
             averaged[name] = total
         self.updater_state = averaged
+
+    def give(self, worker: int, slot: Slot, place: int) -> None:
+        """The one copy of a pull, into one of the places of a worker's slot."""
+        slot.put(place, self.held, self.of(worker), self.updater_state)
+
+    @property
+    def averages_local_state(self) -> bool:
+        """Whether there is a mean of the workers' local rules by now."""
+        return self.updater_bytes > 0
 
     def unlearnt(self, names: Iterable[str]) -> list[int]:
         """The places of those `names` that the averaged state of local rules has nothing for."""

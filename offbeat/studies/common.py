@@ -13,15 +13,15 @@ import torch
 from rich.table import Table
 from torch.utils.data import TensorDataset
 
-from offbeat.cluster import Cluster
-from offbeat.discipline import Discipline
+from offbeat.config.task import OptimizerFactory, Task
+from offbeat.discipline.discipline import Discipline
+from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError, RunError
+from offbeat.model.shared_model import untouched
 from offbeat.recipes import digits, mnist
 from offbeat.recipes.common import from_seed
 from offbeat.recipes.mnist import ConvNet
-from offbeat.replica.shared import untouched
 from offbeat.report.summary import Summary
-from offbeat.task import OptimizerFactory, Task
 from offbeat.train import train
 
 TaskOf = Callable[[int], Task]  # the task whose model is made from a seed
@@ -186,7 +186,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Bench:
+class StudyTask:
     """Where methods are tried: the task, the number of epochs, and the seeds."""
 
     task: TaskOf

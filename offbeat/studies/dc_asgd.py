@@ -4,17 +4,18 @@ from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from offbeat.choices import AdaptiveDelayCompensation, DelayCompensation
-from offbeat.cluster import Cluster
-from offbeat.discipline import ASP, BSP, Discipline
+from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import ASP, BSP
+from offbeat.discipline.parts import AdaptiveDelayCompensation, DelayCompensation
+from offbeat.engine.sim.cluster import Cluster
 from offbeat.studies.common import (
     ACCURACY,
     LOSS,
     RATE,
     STALENESS,
-    Bench,
     Method,
     Result,
+    StudyTask,
     TaskOf,
     digits_task,
     mnist_task,
@@ -33,10 +34,10 @@ METHODS: dict[str, Discipline] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class DCASGDPlan:
     """How the study is run; the batch is that of one worker."""
 
-    bench: Bench
+    bench: StudyTask
     rates: tuple[float, ...]
     workers: tuple[int, ...] = (4, 8)
     batch_size: int = 16
@@ -47,15 +48,15 @@ class Plan:
         return Method(name, discipline, cluster, self.batch_size, sgd(rate))
 
 
-def digits_plan(task: TaskOf = digits_task) -> Plan:
-    return Plan(Bench(task, epochs=12, seeds=(0, 1, 2, 3, 4)), rates=(0.1, 0.3, 1.0, 2.0))
+def digits_plan(task: TaskOf = digits_task) -> DCASGDPlan:
+    return DCASGDPlan(StudyTask(task, epochs=12, seeds=(0, 1, 2, 3, 4)), rates=(0.1, 0.3, 1.0, 2.0))
 
 
-def mnist_plan(folder: str) -> Plan:
-    return Plan(Bench(mnist_task(folder, limit=4000), epochs=3), rates=(0.03, 0.1, 0.3))
+def mnist_plan(folder: str) -> DCASGDPlan:
+    return DCASGDPlan(StudyTask(mnist_task(folder, limit=4000), epochs=3), rates=(0.03, 0.1, 0.3))
 
 
-def study(plan: Plan) -> Result:
+def study(plan: DCASGDPlan) -> Result:
     """Every method with a rate tuned for it, and once more with the rate of the sequential run."""
     alone = plan.bench.tuned(lambda r: plan.method(ALONE, BSP(), r, 1), plan.rates)
     rows = [alone]

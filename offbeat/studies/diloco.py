@@ -6,18 +6,19 @@ from functools import partial
 import torch
 from rich.table import Table
 
-from offbeat.cluster import Cluster
-from offbeat.discipline import BSP, DiLoCo, Discipline, LocalSGD
-from offbeat.replica.shared import untouched
+from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import BSP, DiLoCo, LocalSGD
+from offbeat.engine.sim.cluster import Cluster
+from offbeat.model.shared_model import untouched
 from offbeat.studies.common import (
     ACCURACY,
     LOSS,
     NEVER,
     RATE,
-    Bench,
     Column,
     Method,
     Result,
+    StudyTask,
     TaskOf,
     digits_task,
     mnist_task,
@@ -31,10 +32,10 @@ KILOBYTES: Column = ("kB sent", lambda r: f"{r.mean('bytes_sent') / 1000:.0f}")
 
 
 @dataclass(frozen=True)
-class Plan:
+class DiLoCoPlan:
     """How the study is run; the inner optimiser is AdamW with the published betas and decay."""
 
-    bench: Bench
+    bench: StudyTask
     rates: tuple[float, ...]
     local_steps: tuple[int, ...] = (1, 5, 20, 50)
     averaged: int = 20  # local steps of plain averaging, for comparison
@@ -56,17 +57,17 @@ class Plan:
         return self.method(f"averaging, H = {self.averaged}", LocalSGD(self.averaged), rate)
 
 
-def digits_plan(task: TaskOf = digits_task) -> Plan:
-    bench = Bench(task, epochs=30, seeds=(0, 1, 2, 3, 4))
-    return Plan(bench, rates=(0.0003, 0.001, 0.003, 0.01, 0.03))
+def digits_plan(task: TaskOf = digits_task) -> DiLoCoPlan:
+    bench = StudyTask(task, epochs=30, seeds=(0, 1, 2, 3, 4))
+    return DiLoCoPlan(bench, rates=(0.0003, 0.001, 0.003, 0.01, 0.03))
 
 
-def mnist_plan(folder: str) -> Plan:
-    bench = Bench(mnist_task(folder, limit=4000), epochs=4)
-    return Plan(bench, rates=(0.0003, 0.001, 0.003), local_steps=(5, 20, 50))
+def mnist_plan(folder: str) -> DiLoCoPlan:
+    bench = StudyTask(mnist_task(folder, limit=4000), epochs=4)
+    return DiLoCoPlan(bench, rates=(0.0003, 0.001, 0.003), local_steps=(5, 20, 50))
 
 
-def study(plan: Plan) -> Result:
+def study(plan: DiLoCoPlan) -> Result:
     """Every H with an inner rate tuned for it, and all on the same number of samples."""
     rows = [plan.bench.tuned(plan.parallel, plan.rates)]
     rows += [plan.bench.tuned(partial(plan.local, steps), plan.rates) for steps in plan.local_steps]
@@ -79,7 +80,7 @@ def study(plan: Plan) -> Result:
     return Result("diloco", setting, list(plan.bench.seeds), rows, checks)
 
 
-def outer_sgd_is_averaging(plan: Plan, rate: float) -> bool:
+def outer_sgd_is_averaging(plan: DiLoCoPlan, rate: float) -> bool:
     """Whether DiLoCo with an outer SGD of rate 1 and averaging end with the same bits."""
     task = plan.bench.task(0)
     hashes = set()

@@ -4,17 +4,18 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from offbeat.choices import Constant, Inverse, Weigh
-from offbeat.cluster import Cluster
-from offbeat.discipline import ASP, BSP, Discipline, SoftSync
+from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import ASP, BSP, SoftSync
+from offbeat.discipline.parts import Constant, Inverse, Weigh
+from offbeat.engine.sim.cluster import Cluster
 from offbeat.studies.common import (
     ACCURACY,
     LOSS,
     RATE,
     STALENESS,
-    Bench,
     Method,
     Result,
+    StudyTask,
     TaskOf,
     digits_task,
     mnist_task,
@@ -27,10 +28,10 @@ BEST_ALONE = "one learner, best rate"
 
 
 @dataclass(frozen=True)
-class Plan:
+class StalenessPlan:
     """How the study is run; the batch is small so that all workers together see about 128."""
 
-    bench: Bench
+    bench: StudyTask
     rates: tuple[float, ...]
     workers: int = 30
     batch_size: int = 4
@@ -43,15 +44,17 @@ class Plan:
         return Method(name, discipline, cluster, self.batch_size, sgd(rate, self.momentum))
 
 
-def digits_plan(task: TaskOf = digits_task) -> Plan:
-    return Plan(Bench(task, epochs=20), rates=(0.02, 0.05, 0.1, 0.2))
+def digits_plan(task: TaskOf = digits_task) -> StalenessPlan:
+    return StalenessPlan(StudyTask(task, epochs=20), rates=(0.02, 0.05, 0.1, 0.2))
 
 
-def mnist_plan(folder: str) -> Plan:
-    return Plan(Bench(mnist_task(folder, limit=2000), epochs=6), rates=(0.003, 0.01, 0.03))
+def mnist_plan(folder: str) -> StalenessPlan:
+    return StalenessPlan(
+        StudyTask(mnist_task(folder, limit=2000), epochs=6), rates=(0.003, 0.01, 0.03)
+    )
 
 
-def study(plan: Plan) -> Result:
+def study(plan: StalenessPlan) -> Result:
     """Tune the rate of one learner, then give that very rate to every other method."""
     # Near its limit one learner gains nothing from a higher rate, and loses little; dividing that
     # rate by the staleness is what leaves the others enough of it.

@@ -6,21 +6,23 @@ from tempfile import TemporaryDirectory
 
 from rich.table import Table
 
-from offbeat.cluster import Cluster
-from offbeat.discipline import ASP, BSP, Discipline
+from offbeat.config.task import Task
+from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import ASP, BSP
+from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError, RunError
-from offbeat.replica.shared import untouched
+from offbeat.model.shared_model import untouched
 from offbeat.studies.common import (
     ACCURACY,
     LOSS,
     NEVER,
     RATE,
     SECONDS,
-    Bench,
     Method,
     Outcome,
     Result,
     Row,
+    StudyTask,
     TaskOf,
     broken,
     digits_task,
@@ -29,7 +31,6 @@ from offbeat.studies.common import (
     sgd,
     table,
 )
-from offbeat.task import Task
 from offbeat.train import train
 
 ALL_BSP, ALL_ASP, OWN_ASP = "BSP", "ASP", "ASP, rate of its own"
@@ -38,10 +39,10 @@ SECOND_PHASE = 1000
 
 
 @dataclass(frozen=True)
-class Plan:
+class SyncSwitchPlan:
     """How the study is run; `rates` are those of a single worker, lock-step multiplies them."""
 
-    bench: Bench
+    bench: StudyTask
     rates: tuple[float, ...]
     shares: tuple[float, ...] = (0.125, 0.25, 0.5)
     workers: int = 8
@@ -66,15 +67,17 @@ class Plan:
         return self.method(ALL_ASP, ASP(), rate)
 
 
-def digits_plan(task: TaskOf = digits_task) -> Plan:
-    return Plan(Bench(task, epochs=16), rates=(0.01, 0.03, 0.06, 0.1), high_rate=0.2)
+def digits_plan(task: TaskOf = digits_task) -> SyncSwitchPlan:
+    return SyncSwitchPlan(StudyTask(task, epochs=16), rates=(0.01, 0.03, 0.06, 0.1), high_rate=0.2)
 
 
-def mnist_plan(folder: str) -> Plan:
-    return Plan(Bench(mnist_task(folder, limit=4000), epochs=8), rates=(0.001, 0.003, 0.01))
+def mnist_plan(folder: str) -> SyncSwitchPlan:
+    return SyncSwitchPlan(
+        StudyTask(mnist_task(folder, limit=4000), epochs=8), rates=(0.001, 0.003, 0.01)
+    )
 
 
-def study(plan: Plan) -> Result:
+def study(plan: SyncSwitchPlan) -> Result:
     """Tune the rate in lock-step, switch at several points, and give ASP a rate of its own too."""
     for share in plan.shares:
         phases(plan.bench.epochs, share)
@@ -91,7 +94,9 @@ def study(plan: Plan) -> Result:
     return Result("sync-switch", setting, list(plan.bench.seeds), rows)
 
 
-def compared(plan: Plan, rate: float, sweep: dict[str, float], note: str = "") -> list[Row]:
+def compared(
+    plan: SyncSwitchPlan, rate: float, sweep: dict[str, float], note: str = ""
+) -> list[Row]:
     """Lock-step, every switch and free-running, all at one rate."""
     bsp, asp = plan.bsp(rate), plan.asp(rate)
     rows = [plan.bench.measure(replace(bsp, name=bsp.name + note), rate, sweep)]
@@ -115,7 +120,7 @@ def phases(epochs: int, share: float) -> tuple[int, int]:
     return int(first), epochs - int(first)
 
 
-def switched(plan: Plan, task: Task, share: float, rate: float, seed: int) -> Outcome:
+def switched(plan: SyncSwitchPlan, task: Task, share: float, rate: float, seed: int) -> Outcome:
     """Both phases of one run; the second starts from the folder of the first."""
     first, second = phases(plan.bench.epochs, share)
     with TemporaryDirectory() as place:

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from offbeat.errors import ConfigError
-from offbeat.log import (
+from offbeat.log.log import Listener
+from offbeat.log.records import (
     Dropped,
     Entry,
     EpochDone,
     Evaluated,
     Joined,
     Left,
-    Listener,
     Lost,
     Refused,
     Updated,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from offbeat.log import Updated
+from offbeat.log.records import Updated
 from offbeat.report.summary import WorkerFigures
 
 

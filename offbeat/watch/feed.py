@@ -15,7 +15,8 @@ from typing import IO, Any
 import msgspec
 
 from offbeat.errors import ConfigError
-from offbeat.log import Entry, Listener
+from offbeat.log.log import Listener
+from offbeat.log.records import Entry
 from offbeat.watch.state import RunState
 
 EVERY = 0.25  # real seconds between two pictures

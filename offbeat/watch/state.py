@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from offbeat.lease import Lease
-from offbeat.log import (
+from offbeat.data.lease import Lease
+from offbeat.log.records import (
     Admitted,
     Dropped,
     Ended,
@@ -33,7 +33,7 @@ ABSENT, STARTING, COMPUTING, WAITING = "not there yet", "starting", "computing",
 RESTING, LOST, LEFT, DONE, STOPPED = "resting", "lost", "left", "done", "stopped"
 
 
-class Seat:
+class WorkerState:
     """What the log has told of one worker."""
 
     __slots__ = (
@@ -66,7 +66,7 @@ class RunState:
 
     def __init__(self, workers: int, title: str = "", virtual: bool = False):
         self.title, self.virtual = title, virtual
-        self.seats = [Seat(number) for number in range(workers)]
+        self.states = [WorkerState(number) for number in range(workers)]
         self.time = 0.0
         self.began = False  # whether anybody is at work
         self.version = self.epochs = self.trained = 0
@@ -104,16 +104,16 @@ class RunState:
     # ------------------------------------------------------------ the path of a gradient
 
     def _pulled(self, record: Pulled) -> None:
-        seat = self.seats[record.worker]
-        if seat.state == RESTING:  # woken, and level with the slowest
-            seat.clock = max([seat.clock, *(one.clock for one in self.at_work()[:1])])
-        seat.since, seat.pending, seat.state = None, False, COMPUTING
+        worker = self.states[record.worker]
+        if worker.state == RESTING:  # woken, and level with the slowest
+            worker.clock = max([worker.clock, *(one.clock for one in self.at_work()[:1])])
+        worker.since, worker.pending, worker.state = None, False, COMPUTING
         self.began = True
 
     def _admitted(self, record: Admitted) -> None:
-        seat = self.seats[record.worker]
-        self._contributed(seat, record.sequence, record.leases, record.time)
-        seat.pending = True
+        worker = self.states[record.worker]
+        self._contributed(worker, record.sequence, record.leases, record.time)
+        worker.pending = True
 
     def _updated(self, record: Updated) -> None:
         if record.version <= self.version:  # the store went back to a checkpoint
@@ -121,14 +121,14 @@ class RunState:
         self.version = record.version
         loss = told = 0.0
         for part in record.parts:
-            seat = self.seats[part.worker]
-            if part.incarnation == seat.incarnation:
-                if part.sequence > seat.counted:
-                    self._contributed(seat, part.sequence, part.leases, record.time)
-                if seat.pending:  # the round is over: it may go on, whether it does or not
-                    seat.pending, seat.since = False, None
-            seat.staleness = part.staleness
-            seat.contributions += 1
+            worker = self.states[part.worker]
+            if part.incarnation == worker.incarnation:
+                if part.sequence > worker.counted:
+                    self._contributed(worker, part.sequence, part.leases, record.time)
+                if worker.pending:  # the round is over: it may go on, whether it does or not
+                    worker.pending, worker.since = False, None
+            worker.staleness = part.staleness
+            worker.contributions += 1
             self.stale_sum += part.staleness
             self.parts += 1
             self.recent.append(part.staleness)
@@ -145,18 +145,20 @@ class RunState:
 
     def _dropped(self, record: Dropped) -> None:
         part = record.part
-        seat = self.seats[part.worker]
-        if part.incarnation == seat.incarnation:
-            self._contributed(seat, part.sequence, part.leases, record.time)
-        seat.contributions += 1
+        worker = self.states[part.worker]
+        if part.incarnation == worker.incarnation:
+            self._contributed(worker, part.sequence, part.leases, record.time)
+        worker.contributions += 1
         self.counts["dropped"] += part.samples
 
-    def _contributed(self, seat: Seat, sequence: int, leases: Sequence[Lease], time: float) -> None:
-        seat.counted = sequence
-        seat.clock += len(leases)
-        if seat.since is not None:
-            seat.free = True  # it has gone on from its last contribution without a pull
-        seat.since = time
+    def _contributed(
+        self, worker: WorkerState, sequence: int, leases: Sequence[Lease], time: float
+    ) -> None:
+        worker.counted = sequence
+        worker.clock += len(leases)
+        if worker.since is not None:
+            worker.free = True  # it has gone on from its last contribution without a pull
+        worker.since = time
 
     def _skipped(self, part: Part, time: float) -> None:
         self.counts["skipped"] += part.samples
@@ -174,45 +176,45 @@ class RunState:
     # ------------------------------------------------------------ workers come and go
 
     def _joined(self, record: Joined) -> None:
-        old = self.seats[record.worker]
-        seat = self.seats[record.worker] = Seat(record.worker)
-        seat.state, seat.clock, seat.incarnation = STARTING, record.clock, record.incarnation
-        seat.contributions, seat.staleness = old.contributions, old.staleness
+        old = self.states[record.worker]
+        worker = self.states[record.worker] = WorkerState(record.worker)
+        worker.state, worker.clock, worker.incarnation = STARTING, record.clock, record.incarnation
+        worker.contributions, worker.staleness = old.contributions, old.staleness
         again = old.incarnation > 0
         if again or self.version:
             words = f" again, as incarnation {record.incarnation}" if again else ""
             self._tell(record.time, "joined", f"worker {record.worker} joined{words}")
 
     def _rested(self, record: Rested) -> None:
-        seat = self.seats[record.worker]
-        seat.state, seat.since = RESTING, None
+        worker = self.states[record.worker]
+        worker.state, worker.since = RESTING, None
 
     def _lost(self, record: Lost) -> None:
-        seat, now = self.seats[record.worker], record.time
+        worker, now = self.states[record.worker], record.time
         at_work = self.at_work()
         waited = (
-            [one for one in self.seats if one.waits(now) and seat in blocking(one, at_work)]
-            if seat in at_work
+            [one for one in self.states if one.waits(now) and worker in blocking(one, at_work)]
+            if worker in at_work
             else []
         )
         back = sum(lease.samples for lease in record.leases)
         self.counts["lost"] += 1
         self.counts["reissued"] += back
-        seat.missed = ""
+        worker.missed = ""
         if waited:
             longest = max(now - one.since for one in waited if one.since is not None)
             who = listed([one.number for one in waited])
-            seat.missed = f"{who} waited {seconds(longest)} for it"
-        seat.state, seat.since, seat.pending = LOST, None, False
+            worker.missed = f"{who} waited {seconds(longest)} for it"
+        worker.state, worker.since, worker.pending = LOST, None, False
         told = [f"worker {record.worker} was lost"]
-        told += [seat.missed] if waited else ["nobody waited for it"]
+        told += [worker.missed] if waited else ["nobody waited for it"]
         told += [f"{back:,} samples go out again"] if back else []
         self._tell(now, "lost", "; ".join(told))
 
     def _left(self, record: Left) -> None:
-        seat, back = self.seats[record.worker], sum(lease.samples for lease in record.leases)
+        worker, back = self.states[record.worker], sum(lease.samples for lease in record.leases)
         self.counts["reissued"] += back
-        seat.state, seat.since, seat.pending, seat.missed = LEFT, None, False, ""
+        worker.state, worker.since, worker.pending, worker.missed = LEFT, None, False, ""
         again = f"; {back:,} samples go out again" if back else ""
         self._tell(record.time, "left", f"worker {record.worker} left its loop{again}")
 
@@ -238,24 +240,28 @@ class RunState:
 
     # ------------------------------------------------------------ who waits for whom
 
-    def at_work(self) -> list[Seat]:
+    def at_work(self) -> list[WorkerState]:
         """Those for whom others may have to wait, the furthest behind first."""
-        return sorted((seat for seat in self.seats if seat.at_work), key=lambda seat: seat.clock)
+        return sorted(
+            (worker for worker in self.states if worker.at_work), key=lambda worker: worker.clock
+        )
 
-    def _row(self, seat: Seat, now: float, over: str, at_work: list[Seat]) -> Row:
-        state, about = seat.state, ""
+    def _row(self, worker: WorkerState, now: float, over: str, at_work: list[WorkerState]) -> Row:
+        state, about = worker.state, ""
         if state == LOST:
-            about = f"({seat.missed})" if seat.missed else ""
+            about = f"({worker.missed})" if worker.missed else ""
         elif over and state != LEFT:
             state = DONE if over == "finished" else STOPPED
-        elif seat.waits(now) and (blockers := blocking(seat, at_work)):
+        elif worker.waits(now) and (blockers := blocking(worker, at_work)):
             state, first = WAITING, blockers[0]
-            behind = seat.clock - first.clock
+            behind = worker.clock - first.clock
             more = f", {behind:,} behind" if behind > 0 else ""
             about = f"for worker {first.number} (clock {first.clock:,}{more})"
             if len(blockers) > 1:
                 about += f" and {len(blockers) - 1:,} more"
-        return Row(seat.number, state, about, seat.clock, seat.staleness, seat.contributions)
+        return Row(
+            worker.number, state, about, worker.clock, worker.staleness, worker.contributions
+        )
 
     def _shown(self, rows: list[Row]) -> list[Row]:
         """All, or those that are worth a look and then the first ones."""
@@ -277,7 +283,7 @@ class RunState:
         if over and now > 0 and len(self.rate.points) < 2:
             rate = self.trained / now  # over before there was a second look
         at_work = self.at_work()
-        rows = [self._row(seat, now, over, at_work) for seat in self.seats]
+        rows = [self._row(worker, now, over, at_work) for worker in self.states]
         test = self.tests[-1] if self.tests else None
         recent = sum(self.recent) / len(self.recent) if self.recent else 0.0
         return Picture(
@@ -312,7 +318,7 @@ class RunState:
         )
 
 
-def blocking(waiting: Seat, at_work: list[Seat]) -> list[Seat]:
+def blocking(waiting: WorkerState, at_work: list[WorkerState]) -> list[WorkerState]:
     """Those of `at_work`, which begins with the furthest behind, that `waiting` waits for.
 
     In an unfinished round these are all: they have not contributed to it. Otherwise clocks bind,
@@ -323,4 +329,4 @@ def blocking(waiting: Seat, at_work: list[Seat]) -> list[Seat]:
     lowest = at_work[0].clock
     if lowest >= waiting.clock:
         return []
-    return list(takewhile(lambda seat: seat.clock == lowest, at_work))
+    return list(takewhile(lambda worker: worker.clock == lowest, at_work))

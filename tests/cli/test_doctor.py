@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from offbeat.cli import doctor
-from offbeat.doctor import Host
+from offbeat.engine.local.doctor import MachineFacts
 from tests.cli.common import answers
-from tests.test_limits import group, mounted, own_groups
+from tests.config.test_limits import group, mounted, own_groups
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 Capture = pytest.CaptureFixture[str]
 
 # The machine whose findings docs/commands.md shows.
-SHOWN = Host(
+SHOWN = MachineFacts(
     platform="linux",
     python=(3, 11, 7),
     torch="2.13.0+cpu",
@@ -42,7 +42,7 @@ SHOWN = Host(
 SOUND = replace(SHOWN, affinity=8, files=1024)
 
 
-def on(monkeypatch: pytest.MonkeyPatch, host: Host) -> None:
+def on(monkeypatch: pytest.MonkeyPatch, host: MachineFacts) -> None:
     monkeypatch.setattr(doctor, "here", lambda folder: host)
     monkeypatch.setattr(doctor, "try_fork", lambda threads: "")
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from offbeat.cli import main
-from offbeat.cluster import Cluster
-from offbeat.engine import local_script
-from offbeat.engine.alone import AloneSeat
-from offbeat.engine.sim_script import simulate_script
-from offbeat.script import Script, Wanted
+from offbeat.config.run_config import RunConfig
+from offbeat.engine.local import scripts as local_script
+from offbeat.engine.local.single import SingleParticipant
+from offbeat.engine.script import Script
+from offbeat.engine.sim.cluster import Cluster
+from offbeat.engine.sim.scripts import simulate_script
 from tests.cli.common import answers
 
 SCRIPT = """
@@ -160,17 +161,17 @@ def test_only_the_launcher_comes_back(
     capsys.readouterr()
     seen: list[Any] = []
 
-    def launch(wanted: Wanted, emulate: Any, listeners: Any) -> Any:
-        seen.append((wanted, emulate))
+    def launch(config: RunConfig) -> Any:
+        seen.append(config)
         return result
 
     monkeypatch.setattr(local_script, "start", launch)
     code, out, _ = answer(capsys, "--emulate", "20ms,20ms,80ms", "--patience", 2, script)
     assert code == 0
     assert "words" not in out
-    ((wanted, emulate),) = seen
-    assert (wanted.batch_size, wanted.workers, wanted.settings.patience) == (4, 3, 2.0)
-    assert emulate == (0.02, 0.02, 0.08)
+    (config,) = seen
+    assert (config.batch_size, config.workers) == (4, 3)
+    assert (config.engine.patience, config.engine.emulate) == (2.0, (0.02, 0.02, 0.08))
 
 
 def test_a_worker_ends_with_its_script(
@@ -181,11 +182,11 @@ def test_a_worker_ends_with_its_script(
     class Gone(BaseException):
         pass
 
-    class Seat(AloneSeat):
+    class Seat(SingleParticipant):
         def ended(self, error: BaseException | None) -> None:
             raise Gone(error)
 
-    monkeypatch.setattr(local_script, "start", lambda wanted, emulate, listeners: Seat(wanted))
+    monkeypatch.setattr(local_script, "start", Seat)
     with pytest.raises(Gone) as gone:
         answer(capsys, script)
     assert gone.value.args == (None,)

@@ -19,14 +19,35 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat import pace
-from offbeat.data import Reader
-from offbeat.log import Updated, read
+from offbeat.config.run_config import RunConfig
+from offbeat.data.reader import Reader
+from offbeat.engine.sim import compute_times as pace
+from offbeat.log.log import read
+from offbeat.log.records import Updated
 from tests.contract.real import translated
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
 CODECS = [None, "topk:0.3", "int8", "1bit", "bf16", "fp16"]
+
+
+def asked(
+    model: nn.Module,
+    data: Any,
+    loss: Any,
+    discipline: Any,
+    optimizer: Any,
+    workers: int,
+    batch_size: int,
+    epochs: int,
+    seed: int = 0,
+    **options: Any,
+) -> RunConfig:
+    """A run of which only the job is wanted."""
+    return RunConfig(
+        model=model, data=data, loss=loss, discipline=discipline, optimizer=optimizer,
+        workers=workers, batch_size=batch_size, epochs=epochs, seed=seed, **options,
+    )  # fmt: skip
 
 
 class Turns:

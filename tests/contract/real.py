@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import offbeat as ob
-from offbeat.engine.server import Server
-from offbeat.log import Lost, Updated
+from offbeat.log.records import Lost, Updated
+from offbeat.protocol.server import ServerProtocol
 
 QUICK = 0.25  # a patience for runs in which somebody is stopped; else the default is never reached
 SLOWEST = 0.003  # seconds: no emulated step takes longer
@@ -137,14 +137,13 @@ class AtStep:
 @contextmanager
 def held_at(version: int) -> Iterator[None]:
     """From `version` on nobody gets another turn, however long the launcher takes to see it."""
-    drain = Server._drain
+    proceed = ServerProtocol.proceed
 
-    def held(server: Server) -> None:
-        if server.store.version < version:
-            drain(server)
+    def held(server: ServerProtocol, now: float) -> bool:
+        return server.store.version < version and proceed(server, now)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Server, "_drain", held)
+        patch.setattr(ServerProtocol, "proceed", held)
         yield
 
 

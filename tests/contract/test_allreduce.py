@@ -11,18 +11,11 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.link import group, meeting
-from offbeat.log import Evaluated, Joined, Lost, Updated
-from offbeat.store.checkpoint import RunFolder
-from tests.contract.common import (
-    MOMENTUM,
-    Records,
-    Stop,
-    StopAfter,
-    check_run,
-    problem,
-    run,
-)
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.log.records import Evaluated, Joined, Lost, Updated
+from offbeat.transport import allreduce_client as meeting
+from offbeat.transport import gloo_group as group
+from tests.contract.common import MOMENTUM, Records, Stop, StopAfter, check_run, problem, run
 from tests.contract.real import QUICK, AtStep, Gate, Once, WakeLost, level
 from tests.contract.test_real_faults import KillServer
 
@@ -166,7 +159,7 @@ class StopsInSum:
 @pytest.mark.parametrize("what_happens", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_that_is_struck_while_all_add_up(local_only, what_happens, tmp_path, monkeypatch):
     """Everybody waits for everybody then; the others add up again without it."""
-    monkeypatch.setattr(group.Group.add, "__defaults__", (StopsInSum(what_happens),))
+    monkeypatch.setattr(group.GlooGroup.add, "__defaults__", (StopsInSum(what_happens),))
     what, out = problem(samples=60), tmp_path / "run"
     run(
         local_only, what, "bsp", workers=3, patience=1.0, out=out, listeners=[WakeLost()],
@@ -182,7 +175,7 @@ def test_one_that_dies_while_it_applies_has_contributed(
     local_only, name, victim, tmp_path, monkeypatch
 ):
     """Everybody else has the mean, so its samples count, and its parameters are not looked at."""
-    strike, apply = Once(signal.SIGKILL), meeting.MeetingLink._apply
+    strike, apply = Once(signal.SIGKILL), meeting.AllreduceClient._apply
 
     def struck(self: Any, order: Any) -> None:
         if self.number == victim and not struck_before.is_open():
@@ -192,7 +185,7 @@ def test_one_that_dies_while_it_applies_has_contributed(
         apply(self, order)
 
     struck_before = Gate()
-    monkeypatch.setattr(meeting.MeetingLink, "_apply", struck)
+    monkeypatch.setattr(meeting.AllreduceClient, "_apply", struck)
     what, out = problem(samples=60), tmp_path / "run"
     run(local_only, what, name, workers=3, optimizer=ADAM, out=out, **VIA)
     records = check_run(out, what)
@@ -205,7 +198,7 @@ def test_when_all_die_while_they_apply_the_last_checkpoint_counts(
     local_only, tmp_path, monkeypatch
 ):
     """Nobody has the parameters then."""
-    apply, acts = meeting.MeetingLink._apply, [Once(signal.SIGKILL), Once(signal.SIGKILL)]
+    apply, acts = meeting.AllreduceClient._apply, [Once(signal.SIGKILL), Once(signal.SIGKILL)]
     count = [0]
 
     def struck(self: Any, order: Any) -> None:
@@ -214,7 +207,7 @@ def test_when_all_die_while_they_apply_the_last_checkpoint_counts(
             acts[self.number]()
         apply(self, order)
 
-    monkeypatch.setattr(meeting.MeetingLink, "_apply", struck)
+    monkeypatch.setattr(meeting.AllreduceClient, "_apply", struck)
     what, out = problem(samples=SAMPLES), tmp_path / "run"
     got = run(
         local_only, what, "bsp", workers=2, optimizer=ADAM, out=out, checkpoint_every=1, **VIA

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 import offbeat as ob
-from offbeat.log import Updated
-from offbeat.store.manifest import checksum, read_manifest
+from offbeat.folder.manifest import checksum, read_manifest
+from offbeat.log.records import Updated
 from tests.contract.common import SGD, Problem, Stop, StopAfter, check_run, problem, run
 from tests.contract.real import strike
 from tests.independent.executor import Executor, Way, Yours
@@ -126,7 +126,7 @@ def test_a_run_of_old_goes_on_and_replays_as_it_began(sim_only, tmp_path, monkey
     what, rule = problem(deep, samples=40), discipline(3, "dc(0.5)")
     how: dict[str, Any] = {"cluster": TOGETHER, "optimizer": SGD, "checkpoint_every": 1}
     with monkeypatch.context() as before:
-        before.setattr("offbeat.setup.NUMERICS", 1)
+        before.setattr("offbeat.config.describe.NUMERICS", 1)
         whole = run(sim_only, what, rule, out=tmp_path / "whole", **how)
         with pytest.raises(Stop):
             run(sim_only, what, rule, out=tmp_path / "cut", listeners=[StopAfter(40)], **how)

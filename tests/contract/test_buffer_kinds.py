@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from offbeat.log import Updated, read
+from offbeat.log.log import read
+from offbeat.log.records import Updated
 from tests.contract.common import Problem, run
 
 SGD = partial(torch.optim.SGD, lr=0.01)

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.log import Joined, Lost, Updated, read
-from offbeat.pace import Constant
+from offbeat.engine.sim.compute_times import Constant
+from offbeat.log.log import read
+from offbeat.log.records import Joined, Lost, Updated
 from tests.contract.common import Problem, Stop, run
 from tests.contract.real import Gate, Once, held_at, strike
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import offbeat as ob
-from offbeat.data import Reader
+from offbeat.data.reader import Reader
 from tests.contract.common import Problem, check_run, problem, run
-from tests.engine.common import children
+from tests.engine.local.common import children
 
 DRAWS: dict[str, Callable[[], float]] = {
     "python": lambda: random.random(),

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.engine.sim_script import replay_script, simulate_script
-from offbeat.script import Script
-from offbeat.store.checkpoint import RunFolder
-from offbeat.store.constraint import parse
+from offbeat.engine.script import Script
+from offbeat.engine.sim.scripts import replay_script, simulate_script
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.rules.constraint import parse
 from tests.contract.common import MOMENTUM, assert_same_bits, plain, problem, run
 
 BOX = ob.Clamp(-0.2, 0.15, "0.*")

@@ -15,16 +15,8 @@ import torch
 from torch import nn
 
 import offbeat as ob
-from offbeat.pace import Exponential, LogNormal
-from tests.contract.common import (
-    NAMES,
-    check_run,
-    named,
-    optimizer_for,
-    problem,
-    replay_as,
-    run,
-)
+from offbeat.engine.sim.compute_times import Exponential, LogNormal
+from tests.contract.common import NAMES, check_run, named, optimizer_for, problem, replay_as, run
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 UNEVEN = ob.Cluster(

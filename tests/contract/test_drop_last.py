@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import offbeat as ob
-from offbeat.compare import Plan, Simulated, compare
+from offbeat.compare import ComparisonPlan, Simulated, compare
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.report.digest import digest
 from offbeat.report.tables import ledger_line
 from tests.contract.common import SGD, Records, Stop, StopAfter, problem, run
-from tests.engine.test_local_script import SCRIPT, offbeat
+from tests.engine.local.test_scripts import SCRIPT, offbeat
 
 LEFT = {"repeated": 0, "missing": 0, "dropped": 0, "skipped": 0}
 
@@ -172,7 +172,7 @@ def test_the_command_line_leaves_out_too(tmp_path: Path) -> None:
 def test_a_comparison_leaves_out_too(tmp_path: Path) -> None:
     what = problem(normed, samples=25)
     task = ob.Task(what.model, what.data, what.loss, optimizer=SGD)
-    plan = Plan(["bsp"], [2], Simulated("20ms"), batch_size=4, drop_last=True, epochs=2)
+    plan = ComparisonPlan(["bsp"], [2], Simulated("20ms"), batch_size=4, drop_last=True, epochs=2)
     found = compare(task, plan, tmp_path / "grid")
     assert not found.failed
     folder = next((tmp_path / "grid").rglob("run.json"))

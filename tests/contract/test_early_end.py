@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 import offbeat as ob
-from offbeat.engine.sim_script import replay_script, simulate_script
-from offbeat.log import Ended, Joined, Left, Lost, Updated, read
-from offbeat.script import Script
-from offbeat.store.checkpoint import RunFolder
+from offbeat.engine.script import Script
+from offbeat.engine.sim.scripts import replay_script, simulate_script
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.log.log import read
+from offbeat.log.records import Ended, Joined, Left, Lost, Updated
 from offbeat.store.parameters import Parameters
 
 SCRIPT = """

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.log import Log, Updated
-from offbeat.setup import Essentials, make_job
-from offbeat.worker import Timing
+from offbeat.config.setup import make_job
+from offbeat.log.log import Log
+from offbeat.log.records import Updated
+from offbeat.worker.worker import Timing
 from tests.contract.common import (
     CODECS,
     Records,
+    asked,
     assert_close,
     clusters,
     examples,
@@ -162,8 +164,8 @@ def test_an_elastic_exchange_conserves_worker_plus_centre(codec, seed, order):
     """
     rate, what = 0.05, problem(seed=seed)
     plain_sgd = partial(torch.optim.SGD, lr=rate)
-    wanted = Essentials(*what, ob.EASGD(1, alpha=0.3), plain_sgd, 3, 2, 4, seed)
-    job = make_job(wanted, {"codec": codec})
+    wanted = asked(*what, ob.EASGD(1, alpha=0.3), plain_sgd, 3, 2, 4, seed, codec=codec)
+    job = make_job(wanted)
     store = job.make_store(Log())
     workers = [job.make_worker(store, w, store.join(w, 0.0)) for w in range(3)]
     for number, worker in enumerate(workers):

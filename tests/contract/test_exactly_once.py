@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.log import Admitted, Dropped, EpochDone, Joined, Lost, Refused, Updated
-from offbeat.pace import Constant
+from offbeat.engine.sim.compute_times import Constant
+from offbeat.log.records import Admitted, Dropped, EpochDone, Joined, Lost, Refused, Updated
 from tests.contract.common import (
     CODECS,
     NAMES,

@@ -15,9 +15,9 @@ import pytest
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat import logfile
 from offbeat.cli.layout_run import show_run
-from offbeat.report.digest import Digest, digest
+from offbeat.log import files as logfile
+from offbeat.report.digest import RunDigest, digest
 from tests.contract.common import Problem, Stop, StopAfter, check_run, problem, run, scratch
 
 HOW: dict[str, Any] = {"checkpoint_every": 3, "evaluate_every": 10, "epochs": 2}
@@ -127,7 +127,7 @@ class Folders:
         show_run(folder, None, json=True)
 
 
-def told(found: Digest) -> Any:
+def told(found: RunDigest) -> Any:
     found.name = ""
     if found.summary.layout is not None:  # other times at every turn
         found.summary.layout.predicted_seconds = found.summary.layout.predicted_idle_share = None

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import offbeat as ob
-from offbeat.discipline import ROWS
-from offbeat.log import Updated
-from offbeat.pace import Constant
+from offbeat.discipline.named import ROWS
+from offbeat.engine.sim.compute_times import Constant
+from offbeat.log.records import Updated
 from tests.contract.common import NAMES, Records, named, problem, run
 
 FOLDER = Path(__file__).parent / "golden"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.data import Reader
+from offbeat.data.reader import Reader
 from tests.contract.common import Problem, assert_same_bits, check_run, run
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -144,7 +144,7 @@ def test_a_run_of_old_replays_as_it_began(sim_only, tmp_path, monkeypatch):
     what = halves(torch.bfloat16)
     how: dict[str, Any] = {"workers": 3, "optimizer": RULES["momentum"]}
     with monkeypatch.context() as before:
-        before.setattr("offbeat.setup.NUMERICS", 2)
+        before.setattr("offbeat.config.describe.NUMERICS", 2)
         old = run(sim_only, what, "bsp", out=tmp_path / "run", **how)
     check_run(tmp_path / "run", what)
     assert old.parameter_hash != run(sim_only, what, "bsp", **how).parameter_hash

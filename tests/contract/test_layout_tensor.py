@@ -18,20 +18,28 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.data import Reader
-from offbeat.layout import shards
-from offbeat.layout.blocks import find, whole
-from offbeat.layout.cut import Cut
-from offbeat.layout.partition import evenly
-from offbeat.layout.value import Layout
-from offbeat.lease import Lease
-from offbeat.link.mesh import Channel, Mesh, Wires, alone
-from offbeat.link.peers import MeshPeers
-from offbeat.log import Joined, Lost
-from offbeat.replica.part import ALL, Part, Seat
-from offbeat.replica.turns import Turns
+from offbeat.data.lease import Lease
+from offbeat.data.reader import Reader
+from offbeat.log.records import Joined, Lost
+from offbeat.split import tensor_shards as shards
+from offbeat.split.channel import Channel, Mesh, Wires, alone
+from offbeat.split.layout import Layout
+from offbeat.split.one_process import PartsInOneProcess
+from offbeat.split.part import ALL, Part, PartSpec
+from offbeat.split.plan.blocks import find, whole
+from offbeat.split.plan.cut import Cut
+from offbeat.split.plan.partition import evenly
+from offbeat.split.tensor_group import ProcessTensorGroup
 from tests.contract.common import problem, scratch
-from tests.engine.common import Gate, Script, after, assert_exact, children, nothing_left, seen
+from tests.engine.local.common import (
+    Gate,
+    Script,
+    after,
+    assert_exact,
+    children,
+    nothing_left,
+    seen,
+)
 
 WIDTH, WORDS, LENGTH = 6, 8, 3
 ADAM = partial(torch.optim.AdamW, lr=0.01)
@@ -156,8 +164,8 @@ def gradients(cut: Cut, model: nn.Module, reader: Reader, lease: Lease) -> dict[
     for process in range(layout.pp * layout.tp):
         mine = {o: Channel(end, o) for (one, o), end in wires.ends.items() if one == process}
         mesh = Mesh(process, mine)
-        peers = MeshPeers(mesh, cut.peers_of(process)) if cut.shards is not None else None
-        parts.append(Part(model, Seat(cut, process, mesh, reader, loss, peers=peers)))
+        peers = ProcessTensorGroup(mesh, cut.peers_of(process)) if cut.shards is not None else None
+        parts.append(Part(model, PartSpec(cut, process, mesh, reader, loss, peers=peers)))
     together([partial(part.compute, lease) for part in parts])
     for end in wires.ends.values():
         end.close()
@@ -201,8 +209,8 @@ def test_gradients_are_those_of_one_process(schedule, pp, tp):
     for name, parameter in model.named_parameters():
         assert torch.allclose(found[name], parameter.grad, rtol=0, atol=1e-10), name
     # And one process that makes the same passes finds the same bits.
-    kind = Turns if tp > 1 else Part
-    alike = kind(model, Seat(cut, ALL, alone(), reader, loss))
+    kind = PartsInOneProcess if tp > 1 else Part
+    alike = kind(model, PartSpec(cut, ALL, alone(), reader, loss))
     alike.compute(lease)
     for name, parameter in alike.owned().items():
         assert torch.equal(found[name], parameter.grad), name
@@ -217,7 +225,7 @@ def test_sums_have_the_same_bits_whoever_makes_them(tp):
     model.layout_shards = {"layers.*.up": "column"}
     reader, lease = Reader(words()), Lease(0, 0, 8)
     cut = cut_of(Layout(tp=tp, microbatches=2), model)
-    alike = Turns(model, Seat(cut, ALL, alone(), reader, loss))
+    alike = PartsInOneProcess(model, PartSpec(cut, ALL, alone(), reader, loss))
     alike.compute(lease)
     for name, gradient in gradients(cut, model, reader, lease).items():
         assert torch.equal(gradient, alike.owned()[name].grad), name
@@ -236,7 +244,7 @@ def test_chance_is_equal_where_all_is_whole_and_differs_between_parts():
     for layer in model.layers:
         layer.inside, layer.drop = Seen(0.5), Seen(0.5)
     cut = cut_of(Layout(tp=2), model)
-    turns = Turns(model, Seat(cut, ALL, alone(), Reader(words()), loss))
+    turns = PartsInOneProcess(model, PartSpec(cut, ALL, alone(), Reader(words()), loss))
     turns.train()
     turns.compute(Lease(0, 0, 8))
     one, other = (part.stages[0].get_submodule("layers") for part in turns.parts)

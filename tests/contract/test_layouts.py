@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, TensorDataset
 
 import offbeat as ob
-from offbeat.data import Reader
-from offbeat.lease import Lease
-from offbeat.log import Updated
+from offbeat.data.lease import Lease
+from offbeat.data.reader import Reader
+from offbeat.log.records import Updated
 from tests.contract.common import Problem, assert_close, assert_same_bits, check_run, run
-from tests.layout.models import WIDTH, WORDS, Carrying, Opaque, Tied
+from tests.split.models import WIDTH, WORDS, Carrying, Opaque, Tied
 
 EXACT = 1e-10
 BATCH = 24

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.store.checkpoint import RunFolder
-from offbeat.store.table import under
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.model.table import under
 from tests.contract.common import Problem, check_run, run
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import offbeat as ob
-from offbeat import kept as kept_module
-from offbeat.log import Updated
-from offbeat.store.checkpoint import RunFolder
+from offbeat.engine import run_session as kept_module
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.log.records import Updated
 from tests.contract.common import check_run, problem, run
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.store.checkpoint import RunFolder
+from offbeat.folder.checkpoint import RunFolder
 
 torch.manual_seed(0)
 out = OUT

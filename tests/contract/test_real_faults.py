@@ -10,16 +10,8 @@ import pytest
 import torch
 
 import offbeat as ob
-from offbeat.log import Joined, Lost, Pulled, Refused, Updated
-from tests.contract.common import (
-    NAMES,
-    Records,
-    check_run,
-    named,
-    optimizer_for,
-    problem,
-    run,
-)
+from offbeat.log.records import Joined, Lost, Pulled, Refused, Updated
+from tests.contract.common import NAMES, Records, check_run, named, optimizer_for, problem, run
 from tests.contract.real import QUICK, AtStep, Gate, Once, WakeLost, children, level, strike
 
 SAMPLES = 30  # with batches of 4 the last one of an epoch is short

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import offbeat as ob
-from offbeat.engine.steward import Steward
-from offbeat.log import Joined, Lost, Updated
+from offbeat.engine.local.server_process import ServerProcess
+from offbeat.log.records import Joined, Lost, Updated
 from tests.contract.common import (
     CODECS,
     MOMENTUM,
@@ -126,12 +126,14 @@ class InterruptAt(ob.Listener):
 
 @pytest.mark.parametrize("name", ["bsp", "asp", "local", "easgd", "fedbuff"])
 def test_interrupted_saved_and_resumed(local_only, name, tmp_path, monkeypatch):
-    gate, out, save = Gate(), tmp_path / "run", Steward.save
+    gate, out, save = Gate(), tmp_path / "run", ServerProcess.save
     what = problem(net, samples=60)
     held = what._replace(loss=AtStep(what.loss, {(worker, 5): gate.wait for worker in range(2)}))
     options = {"workers": 2, "out": out}
     # The workers go no further before the server has been told, and has saved.
-    monkeypatch.setattr(Steward, "save", lambda steward: (save(steward), gate.open()))
+    monkeypatch.setattr(
+        ServerProcess, "save", lambda server_process: (save(server_process), gate.open())
+    )
     with pytest.raises(ob.Interrupted) as caught:
         run(local_only, held, named(2)[name], listeners=[InterruptAt(1)], **options)
     assert not children()

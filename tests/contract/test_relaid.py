@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 
 import offbeat as ob
 from offbeat.errors import CheckpointError
-from offbeat.log import Relaid, Updated, read
+from offbeat.log.log import read
+from offbeat.log.records import Relaid, Updated
 from tests.contract.real import held_at
 
 SAMPLES = 48

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.data import Reader
-from offbeat.lease import Lease
-from offbeat.log import Log
-from offbeat.setup import Essentials, make_job
-from offbeat.worker import Timing
-from tests.contract.common import CODECS, MOMENTUM, examples, optimizer_for, problem, seeds
+from offbeat.config.setup import make_job
+from offbeat.data.lease import Lease
+from offbeat.data.reader import Reader
+from offbeat.log.log import Log
+from offbeat.worker.worker import Timing
+from tests.contract.common import CODECS, MOMENTUM, asked, examples, optimizer_for, problem, seeds
 
 DISCIPLINES = {
     "gradient": ob.ASP(),
@@ -31,8 +31,8 @@ def test_sent_and_residual_add_up_to_what_was_computed(name, codec, seed, pushes
     what = problem(samples=20, seed=seed)
     discipline = DISCIPLINES[name]
     mine = what._replace(model=copy.deepcopy(what.model))  # which follows the worker
-    wanted = Essentials(*mine, discipline, optimizer_for(discipline), 1, 2, 9, seed)
-    job = make_job(wanted, {"codec": codec})
+    wanted = asked(*mine, discipline, optimizer_for(discipline), 1, 2, 9, seed, codec=codec)
+    job = make_job(wanted)
     store = job.make_store(Log())
     worker = job.make_worker(store, 0, store.join(0, 0.0))
     steps = 1 if name == "gradient" else 3
@@ -85,7 +85,7 @@ def _expected(what, name, leases: list[Lease], seed, rule):
 def test_codecs_do_leave_something_unsent(codec):
     """So that the sums above say something."""
     what = problem()
-    job = make_job(Essentials(*what, ob.ASP(), MOMENTUM, 1, 2, 9), {"codec": codec})
+    job = make_job(asked(*what, ob.ASP(), MOMENTUM, 1, 2, 9, codec=codec))
     store = job.make_store(Log())
     worker = job.make_worker(store, 0, store.join(0, 0.0))
     worker.accept(store.pull(0, 0.0))

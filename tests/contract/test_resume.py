@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import offbeat as ob
-from offbeat.log import Log, Updated
-from offbeat.setup import Essentials, make_job
+from offbeat.config.setup import make_job
+from offbeat.log.log import Log
+from offbeat.log.records import Updated
 from tests.contract.common import (
     CODECS,
     MOMENTUM,
@@ -25,6 +26,7 @@ from tests.contract.common import (
     Problem,
     Stop,
     StopAfter,
+    asked,
     check_run,
     clusters,
     examples,
@@ -113,7 +115,7 @@ def test_stopped_anywhere_and_resumed(engine, name, cluster, seed, codec, every,
 
 def test_averaged_buffers_do_not_depend_on_the_order_in_which_they_were_restored():
     """A mean of three depends on their order in its last bits, so workers count in their order."""
-    job = make_job(Essentials(*problem(net), ob.ASP(), MOMENTUM, 3, 4, 1), {})
+    job = make_job(asked(*problem(net), ob.ASP(), MOMENTUM, 3, 4, 1))
     statistics = {
         worker: {"1.running_mean": torch.full((4,), value, dtype=torch.float64)}
         for worker, value in enumerate([0.1, 1e9 / 3, -1e9 / 3])

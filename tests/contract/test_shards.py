@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import offbeat as ob
-from offbeat.store.checkpoint import RunFolder, load_tensors
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.folder.tensors import load_tensors
 from tests.contract.common import (
     NAMES,
     Stop,

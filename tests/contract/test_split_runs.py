@@ -8,17 +8,8 @@ import pytest
 from torch import nn
 
 import offbeat as ob
-from offbeat.choices import Gradient
-from offbeat.log import Pulled, Updated
-from tests.contract.common import (
-    NAMES,
-    Problem,
-    assert_same_bits,
-    check_run,
-    named,
-    problem,
-    run,
-)
+from offbeat.log.records import Pulled, Updated
+from tests.contract.common import NAMES, Problem, assert_same_bits, check_run, named, problem, run
 from tests.contract.real import AtStep, Gate, OpenWhen
 
 SPLIT = "pp=2,microbatches=2,split=3"
@@ -57,7 +48,7 @@ def test_two_replicas_of_two_stages(local_only, name, tmp_path):
 
 def flows(discipline: ob.Discipline) -> bool:
     filled = discipline.for_workers(2)
-    return isinstance(filled.send, Gradient) and not filled.drops
+    return filled.send.each_gradient and not filled.drops
 
 
 FLOWING = [name for name in NAMES if flows(named(2)[name])]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.board import Row, State
-from offbeat.log import Joined, Lost, Pulled, Rested, Updated
+from offbeat.log.records import Joined, Lost, Pulled, Rested, Updated
+from offbeat.store.board import Row, State
 from tests.contract.common import Records, clusters, examples, problem, run, seeds
 from tests.contract.real import AtStep, Gate, OpenWhen
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.log import Admitted, Dropped, Lost, Pulled, Rested, Updated
+from offbeat.log.records import Admitted, Dropped, Lost, Pulled, Rested, Updated
 from tests.contract.common import MOMENTUM, Records, clusters, examples, named, problem, run, seeds
 from tests.contract.real import AtStep, Gate, OpenWhen, level
 

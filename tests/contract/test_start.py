@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import offbeat as ob
-from offbeat.log import Begun, read
-from offbeat.store.checkpoint import load_tensors
+from offbeat.folder.tensors import load_tensors
+from offbeat.log.log import read
+from offbeat.log.records import Begun
 from tests.contract.common import problem, run
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -30,6 +31,8 @@ def begun(engine: str, folder: Path, first: Any, second: Any, **options: Any) ->
     (record,) = [r for r in read(folder / "two" / "log.jsonl") if isinstance(r, Begun)]
     found = any(n.startswith("rule/") for n in load_tensors(folder / "two" / "start.safetensors"))
     words = [str(one.message) for one in told if one.category is RuntimeWarning]
+    places = {Path(one.filename).name for one in told if one.category is RuntimeWarning}
+    assert places <= {"common.py"}  # whose line calls `train`
     assert bool(words) == bool(record.left)
     assert all(record.left in one and "begins afresh" in one for one in words)
     return found, record.left

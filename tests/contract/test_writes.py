@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import offbeat as ob
-from offbeat.engine.sim_script import replay_script, simulate_script
-from offbeat.script import Script
-from offbeat.store.checkpoint import RunFolder
+from offbeat.engine.script import Script
+from offbeat.engine.sim.scripts import replay_script, simulate_script
+from offbeat.folder.checkpoint import RunFolder
 
 SCRIPT = """
 from functools import partial

@@ -73,7 +73,7 @@ def test_what_would_come_back_wrong_is_refused(engine: str, name: str, monkeypat
     case = made(name)
     front = sys.modules["offbeat.train"]
     monkeypatch.setattr(front, "run_local", None)  # no worker, and no step
-    monkeypatch.setattr(front, "_simulate", None)
+    monkeypatch.setattr(front, "simulate", None)
     with pytest.raises(ob.ConfigError, match=case.refused):
         zoo.train(case, engine)
 

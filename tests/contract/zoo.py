@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.data import Reader
+from offbeat.data.reader import Reader
 
 SAMPLES, BATCH, EPOCHS = 16, 4, 2
 SGD = partial(torch.optim.SGD, lr=0.05)

@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim import lr_scheduler
 
 import offbeat as ob
+from offbeat.engine.sim import compute_times
 from tests.contract.common import Problem, problem, scratch
 from tests.independent.executor import (
     BlockMomentum,
@@ -136,7 +137,7 @@ def cluster(draw: random.Random, n: int) -> ob.Cluster:
     machines = []
     for number in range(n):
         seconds = draw.choice([0.01, 0.013, 0.02, 0.035])
-        pace = draw.choice([ob.pace.Constant(seconds), ob.pace.Exponential(seconds)])
+        pace = draw.choice([compute_times.Constant(seconds), compute_times.Exponential(seconds)])
         fails = number > 0 and draw.random() < 0.2
         machines.append(
             ob.Machine(

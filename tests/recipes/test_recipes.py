@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from offbeat.config.task import Task
 from offbeat.errors import ConfigError
 from offbeat.recipes import RECIPES, recipe
-from offbeat.task import Task
 
 
 def write_idx(path: Path, *sizes: int, values: bytes) -> None:

@@ -4,9 +4,10 @@ from typing import Any
 
 import msgspec
 
-from offbeat.report.digest import Digest, Event, Segment, Speed
+from offbeat.report.digest import Event, RunDigest, Speed
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.summary import Step, Summary, Test, WorkerFigures
+from offbeat.report.timeline import Segment
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
@@ -55,9 +56,9 @@ def figures(discipline: str, workers: int, **changes: Any) -> Summary:
 
 def run(
     discipline: str = "bsp", workers: int = 2, *, reaches: float = 6.0, **changes: Any
-) -> Digest:
+) -> RunDigest:
     """A run that is at 90 % after `reaches` seconds; `changes` are of the digest or its summary."""
-    own = {k: changes.pop(k) for k in list(changes) if k in Digest.__struct_fields__}
+    own = {k: changes.pop(k) for k in list(changes) if k in RunDigest.__struct_fields__}
     summary = figures(discipline, workers, **changes)
     final = summary.accuracy
     tests = []
@@ -82,7 +83,7 @@ def run(
         "window": (0.0, 3.0),
         "events": [Event(0.0, "joined", n) for n in range(workers)],
     }
-    return Digest(**(fields | own))
+    return RunDigest(**(fields | own))
 
 
 def stretches(workers: int, rounds: int = 3) -> list[Segment]:

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat import logfile
 from offbeat.errors import CheckpointError
-from offbeat.log import Evaluated, Part, Updated, decode, read
+from offbeat.log import files as logfile
+from offbeat.log.log import decode, read
+from offbeat.log.records import Evaluated, Part, Updated
 from offbeat.recipes import recipe
 from offbeat.report import digest as module
-from offbeat.report.digest import CURVE, EVENTS, SEGMENTS, Digest, digest
+from offbeat.report.digest import CURVE, EVENTS, SEGMENTS, RunDigest, digest
 from offbeat.report.recount import Recount
 from offbeat.report.summary import Step, thinned
 from tests.contract.common import SGD, clusters, examples, problem, recount, scratch, seeds
@@ -213,9 +214,9 @@ def test_a_script(tmp_path: Path) -> None:
         "        torch.nn.functional.mse_loss(model(x), y).backward()\n"
         "        optimizer.step(); optimizer.zero_grad()\n"
     )
-    from offbeat.cluster import Cluster
-    from offbeat.engine.sim_script import simulate_script
-    from offbeat.script import Script
+    from offbeat.engine.script import Script
+    from offbeat.engine.sim.cluster import Cluster
+    from offbeat.engine.sim.scripts import simulate_script
 
     out = tmp_path / "run"
     run = simulate_script(
@@ -350,7 +351,7 @@ def test_what_is_merely_odd_yields_a_digest_that_can_be_written(tmp_path: Path) 
     found = digest(folder(tmp_path / "<script>", lines))
     assert found.name == "<script>"
     assert ordered(found)
-    again = msgspec.json.decode(msgspec.json.encode(found), type=Digest)
+    again = msgspec.json.decode(msgspec.json.encode(found), type=RunDigest)
     assert again == found
 
 
@@ -374,7 +375,7 @@ def test_of_the_summary_only_what_the_log_lacks_is_believed(tmp_path: Path) -> N
 # ---------------------------------------------------------------- bounds
 
 
-def ordered(found: Digest) -> bool:
+def ordered(found: RunDigest) -> bool:
     """Whether the segments of each worker follow each other within the window."""
     begin, end = found.window
     last: dict[int, float] = {}

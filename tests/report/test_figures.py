@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 import pytest
 
 from offbeat.errors import ConfigError
-from offbeat.report.digest import Segment
 from offbeat.report.drawing import COLOURS, DASHES, MARKERS, Look, Picture, plain
 from offbeat.report.figures import against_devices, metrics, pictures
 from offbeat.report.figures_runs import ROWS, STRETCHES, curves, said, timeline, timelines
 from offbeat.report.grid import Grid
+from offbeat.report.timeline import Segment
 from tests.report.common import HOSTILE, cell, grid, stretches, whole
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import offbeat as ob
-from offbeat import board
-from offbeat.board import Row, State
-from offbeat.log import Part, Updated
+from offbeat.log.records import Part, Updated
 from offbeat.recipes import recipe
 from offbeat.report import live
 from offbeat.report.live import Progress, state_of
 from offbeat.report.tables import console
+from offbeat.store import board
+from offbeat.store.board import Row, State
 
 
 class Terminal(io.StringIO):

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigError
-from offbeat.report.digest import Event, Segment
+from offbeat.report.digest import Event
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.markup import Safe, escaped, table, tag
 from offbeat.report.page import page, write_page, write_report
 from offbeat.report.page_tables import notebook
 from offbeat.report.summary import LayoutFigures, ProcessFigures, Step
+from offbeat.report.timeline import Segment
 from tests.report.common import HOSTILE, cell, figures, grid, whole
 
 VOID = ("meta", "br", "hr", "link")

@@ -9,7 +9,7 @@ from offbeat.report import tables
 from offbeat.report.summary import LayoutFigures, ProcessFigures, Summary
 from offbeat.report.tables import (
     Beside,
-    Outcome,
+    TargetOutcome,
     beside_table,
     console,
     figures,
@@ -151,7 +151,7 @@ def test_measured_and_predicted_stand_beside_each_other_in_80_columns() -> None:
     for name in names:
         one, two = (ob.estimate("20ms,80ms", name, steps=5) for _ in range(2))
         one.samples_per_second, two.samples_per_second = 5_123.0, 4_987.0
-        rows.append(Beside(0.15, Outcome(one, None), Outcome(two, 12.5)))
+        rows.append(Beside(0.15, TargetOutcome(one, None), TargetOutcome(two, 12.5)))
     rows[0] = rows[0]._replace(lr=None)
     text = rendered(beside_table(rows, target=0.8, coming=["diloco:8", "asup"], done=0.37))
     assert "s to 80 %" in text

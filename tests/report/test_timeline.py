@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.lease import Lease
-from offbeat.log import Admitted, Dropped, Joined, Lost, Part, Pulled, Rested, Updated, read
+from offbeat.data.lease import Lease
+from offbeat.log.log import read
+from offbeat.log.records import Admitted, Dropped, Joined, Lost, Part, Pulled, Rested, Updated
 from offbeat.report.digest import digest
 from offbeat.report.timeline import Segment, Timeline, Window
 from tests.contract.common import SGD, Records, clusters, examples, problem, scratch, seeds

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.errors import CheckpointError
+from offbeat.model.table import buffer_entries
 from offbeat.store.averages import Averages
-from offbeat.store.table import buffer_entries
 
 
 def holder(**buffers: Tensor) -> nn.Module:

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat.choices import Constant, DelayCompensation, GapAware, Weigh
 from offbeat.codec import BF16, ErrorFeedback
-from offbeat.contribution import Contribution
+from offbeat.data.lease import Lease
+from offbeat.discipline.parts import Constant, DelayCompensation, GapAware, Weigh
 from offbeat.errors import CheckpointError
-from offbeat.lease import Lease
-from offbeat.log import Part
+from offbeat.log.records import Part
+from offbeat.model.table import ByCount, BySize, Flat, Placement
+from offbeat.rules.updater import Clip, Recipe, groups_of
 from offbeat.store.parameters import Parameters
-from offbeat.store.table import ByCount, BySize, Flat, Placement
-from offbeat.store.updater import Clip, Recipe, groups_of
+from offbeat.worker.contribution import Contribution
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 

@@ -18,6 +18,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 import offbeat as ob
+from offbeat.config.task import Task
 from offbeat.recipes.common import from_seed
 from offbeat.studies import STUDIES, dc_asgd, diloco, staleness, study, sync_switch
 from offbeat.studies.__main__ import as_builtins, main
@@ -26,11 +27,11 @@ from offbeat.studies.common import (
     LOSS,
     RATE,
     SECONDS,
-    Bench,
     Method,
     Outcome,
     Result,
     Row,
+    StudyTask,
     digits_task,
     held_back,
     mnist_task,
@@ -38,7 +39,6 @@ from offbeat.studies.common import (
     tensors,
     trial,
 )
-from offbeat.task import Task
 
 
 def tiny_task(seed: int) -> Task:
@@ -54,19 +54,21 @@ def tiny_task(seed: int) -> Task:
     )
 
 
-TINY = Bench(tiny_task, epochs=2, seeds=(0, 1))
+TINY = StudyTask(tiny_task, epochs=2, seeds=(0, 1))
 PLANS = {
     "staleness": lambda: staleness.study(
-        staleness.Plan(TINY, rates=(0.01, 0.1), workers=4, batch_size=4)
+        staleness.StalenessPlan(TINY, rates=(0.01, 0.1), workers=4, batch_size=4)
     ),
     "sync-switch": lambda: sync_switch.study(
-        sync_switch.Plan(TINY, rates=(0.01, 0.1), shares=(0.5,), workers=3, batch_size=4)
+        sync_switch.SyncSwitchPlan(TINY, rates=(0.01, 0.1), shares=(0.5,), workers=3, batch_size=4)
     ),
     "dc-asgd": lambda: dc_asgd.study(
-        dc_asgd.Plan(TINY, rates=(0.01, 0.1), workers=(2,), batch_size=4)
+        dc_asgd.DCASGDPlan(TINY, rates=(0.01, 0.1), workers=(2,), batch_size=4)
     ),
     "diloco": lambda: diloco.study(
-        diloco.Plan(TINY, rates=(0.01,), local_steps=(1, 3), averaged=3, workers=2, batch_size=4)
+        diloco.DiLoCoPlan(
+            TINY, rates=(0.01,), local_steps=(1, 3), averaged=3, workers=2, batch_size=4
+        )
     ),
 }
 ROWS = {
@@ -234,7 +236,7 @@ def test_a_share_must_end_with_an_epoch() -> None:
 
 
 def test_a_switch_keeps_parameters_and_momentum(tmp_path: Path) -> None:
-    plan = sync_switch.Plan(TINY, rates=(0.1,), shares=(0.5,), workers=3, batch_size=4)
+    plan = sync_switch.SyncSwitchPlan(TINY, rates=(0.1,), shares=(0.5,), workers=3, batch_size=4)
     task = tiny_task(0)
     both = sync_switch.switched(plan, task, 0.5, 0.1, 0)
     first = ob.train(
@@ -256,7 +258,7 @@ def test_a_switch_keeps_parameters_and_momentum(tmp_path: Path) -> None:
 
 
 def test_no_compensation_is_plain_asgd() -> None:
-    plan = dc_asgd.Plan(TINY, rates=(0.1,), workers=(3,), batch_size=4)
+    plan = dc_asgd.DCASGDPlan(TINY, rates=(0.1,), workers=(3,), batch_size=4)
     plain = plan.method("m", ob.ASP(), 0.1, 3)
     zero = plan.method("m", ob.ASP(ob.DelayCompensation(0.0)), 0.1, 3)
     strong = plan.method("m", ob.ASP(ob.DelayCompensation(50.0)), 0.1, 3)

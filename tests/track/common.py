@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
+from offbeat.log.records import Updated
 
 UNEVEN = "20ms,20ms,80ms"
 
@@ -75,7 +76,7 @@ class StopAt(ob.Listener):
         self.version, self.error = version, error
 
     def see(self, record: Any) -> None:
-        if isinstance(record, ob.log.Updated) and record.version == self.version:
+        if isinstance(record, Updated) and record.version == self.version:
             raise self.error
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.lease import Lease
-from offbeat.log import Dropped, Joined, Lost, Part, Refused, Updated, read
+from offbeat.data.lease import Lease
+from offbeat.log.log import read
+from offbeat.log.records import Dropped, Joined, Lost, Part, Refused, Updated
 from offbeat.track import callback as module
 from tests.contract.real import held_at
 from tests.track.common import Memory, StopAt, small_run

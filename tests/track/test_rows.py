@@ -9,7 +9,8 @@ import pytest
 
 import offbeat as ob
 from offbeat.cli import main
-from offbeat.log import Updated, read
+from offbeat.log.log import read
+from offbeat.log.records import Updated
 from tests.track.common import StopAt, open_here, small_run
 
 

@@ -16,10 +16,11 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 import offbeat as ob
 from offbeat.cli import main
-from offbeat.log import Joined, Updated, read
+from offbeat.log.log import read
+from offbeat.log.records import Joined, Updated
 from offbeat.track import eventfile
 from offbeat.track.eventfile import EventFile, masked_crc, varint
-from tests.engine.common import Gate, Script, after, contributed, nothing_left, seen, strike
+from tests.engine.local.common import Gate, Script, after, contributed, nothing_left, seen, strike
 from tests.track.common import StopAt, open_here, small_run
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from offbeat.board import new_board
-from offbeat.lease import Lease
-from offbeat.log import Admitted, Joined, Part, Pulled, Updated
+from offbeat.data.lease import Lease
+from offbeat.log.records import Admitted, Joined, Part, Pulled, Updated
+from offbeat.store.board import new_board
 
 SCRIPT = """
 import os

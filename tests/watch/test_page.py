@@ -15,7 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from offbeat.log import Evaluated, Lost
+from offbeat.log.records import Evaluated, Lost
 from offbeat.watch.feed import PROGRAM
 from offbeat.watch.state import RunState
 from tests.watch.common import going, join, part, pull, push, update

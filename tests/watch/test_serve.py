@@ -22,7 +22,7 @@ from offbeat.errors import ConfigError
 from offbeat.watch import Watch, feed
 from offbeat.watch.serve import KNOWN, PROVE, STRANGERS, Guard, Visitors
 from tests.contract.common import problem, run
-from tests.engine.common import nothing_left
+from tests.engine.local.common import nothing_left
 from tests.watch.common import fake_store, going, gone, join, part, pull, update
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat as ob
-from offbeat.board import Row, State, blockers
-from offbeat.lease import Lease
-from offbeat.log import Dropped, EpochDone, Evaluated, Lost, Record, Refused, Rested
-from offbeat.pace import distribution
+from offbeat.data.lease import Lease
+from offbeat.engine.sim.compute_times import distribution
+from offbeat.log.records import Dropped, EpochDone, Evaluated, Lost, Record, Refused, Rested
+from offbeat.store.board import Row, State, blockers
 from offbeat.watch.picture import BARS, POINTS, Curve, Picture, bars
 from offbeat.watch.state import EVENTS, ROWS, RunState, blocking
 from tests.contract.common import problem, run
@@ -173,18 +173,18 @@ class Beside(ob.Listener):
         about = [record, *getattr(record, "parts", ()), getattr(record, "part", None)]
         named = {getattr(one, "worker", None) for one in about}
         at_work = self.state.at_work()
-        for seat in self.state.seats:
-            if seat.number in named:
+        for participant in self.state.states:
+            if participant.number in named:
                 continue
-            waits = bool(self.store.cells[Row.WAITING, seat.number])
-            assert seat.waits(record.time) == waits
-            assert seat.clock == self.store.cells[Row.CLOCK, seat.number]
-            lost = self.store.cells[Row.STATE, seat.number] == State.LOST
-            assert (seat.state == "lost") == lost
+            waits = bool(self.store.cells[Row.WAITING, participant.number])
+            assert participant.waits(record.time) == waits
+            assert participant.clock == self.store.cells[Row.CLOCK, participant.number]
+            lost = self.store.cells[Row.STATE, participant.number] == State.LOST
+            assert (participant.state == "lost") == lost
             if waits:
                 self.waits += 1
-                first = blocking(seat, at_work)[0].number
-                known = blockers(self.store.cells, seat.number, self.store.discipline)
+                first = blocking(participant, at_work)[0].number
+                known = blockers(self.store.cells, participant.number, self.store.discipline)
                 assert first in {*known, *named}
 
 

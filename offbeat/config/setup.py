@@ -1,0 +1,209 @@
+"""From what a user asks for to a job: all that can be checked before a run is checked here."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from offbeat import codec as codecs
+from offbeat.codec import Codec
+from offbeat.config import last_batch as last
+from offbeat.config.checks import at_least
+from offbeat.config.describe import numerics_of
+from offbeat.config.job import Job, Training
+from offbeat.config.run_config import RunConfig
+from offbeat.config.schedule_length import check_length
+from offbeat.config.trial import try_batch
+from offbeat.data.reader import Reader
+from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import as_discipline
+from offbeat.errors import ConfigError
+from offbeat.model import objective
+from offbeat.model.checks import check_hooks, check_mode, check_model, check_sparse
+from offbeat.model.objective import BatchLoss
+from offbeat.model.table import ByCount, BySize, ByWeight, Placement, Staged, count, total_bytes
+from offbeat.rules.constraint import constraints_of, refuse_rows
+from offbeat.rules.updater import Group, Recipe, groups_of, rule_factory
+from offbeat.split import one_process as turns
+from offbeat.split.plan.cut import Cut
+from offbeat.split.plan.resolve import Around, settle
+from offbeat.split.tree import batch_size, head, tensors
+
+_HASHED = 128 << 10  # bytes to hash for each update
+_RAREST = 25  # versions at most between two hashes
+
+
+def make_job(config: RunConfig) -> Job:
+    """Check everything that can be checked before a run, and put it together."""
+    discipline = as_discipline(config.discipline)
+    filled = discipline.for_workers(config.workers)
+    model, accumulate = config.model, config.accumulate
+    check_model(model)
+    if config.loss is not None:
+        check_mode(model)
+    if config.layout is not None:
+        check_hooks(model)
+    reader = Reader(config.data, config.seed, config.shuffle, config.collate)
+    cut = cut_of(config, reader)
+    placement = _placement(config.shards)
+    job = Job(
+        Training(
+            model,
+            reader,
+            config.loss or _unknown,
+            *_rules(filled, config),
+            placement if cut is None else Staged(cut.groups(), count(placement)),
+            config.policies,
+            accumulate,
+            cut,
+        ),
+        discipline,
+        config.workers,
+        config.batch_size * accumulate,
+        config.epochs,
+        config.seed,
+        _codec(config.codec),
+        config.nonfinite,
+        _hash_every(config.hash_every, model),
+        config.drop_last,
+        numerics_of(config),
+    )
+    _check_constraints(job)
+    job.check()
+    check_length(job)
+    last.check(job, config.loss)
+    return job
+
+
+def try_step(job: Job) -> None:
+    """Try one step of a worker, and refuse what would come out otherwise than in PyTorch."""
+    numbers = job.content
+    size = min(job.batch_size // numbers.accumulate, job.samples)
+    found = try_batch(numbers.model, numbers.reader, numbers.loss, size)
+    if numbers.cut is not None and found.reads:
+        raise ConfigError(
+            "the loss looks at the model's parameters itself, and with a layout they are in other "
+            "processes: use weight_decay= of the optimiser, or leave layout out"
+        )
+    if found.sparse and numbers.local_rule is None:
+        rule = numbers.store_rule
+        one = [nn.Parameter(torch.zeros(1)) for _ in rule.groups]
+        groups = [{**group, "params": [p]} for (_, group), p in zip(rule.groups, one, strict=True)]
+        check_sparse(found.sparse, rule.factory(groups))
+
+
+def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
+    """How each replica is split, if it is."""
+    if config.layout is None:
+        return None
+    clip, size, model = config.clip, config.batch_size, config.model
+    around = Around(
+        as_discipline(config.discipline),
+        size,
+        config.accumulate,
+        isinstance(config.loss, BatchLoss),
+        config.codec is not None,
+        clip is not None and clip.norm is not None,
+        config.nonfinite == "skip",
+        config.optimizer,
+    )
+    inputs = partial(_inputs, reader, size)
+    if config.loss is None:
+        inputs = partial(_guessed, reader, size, model)
+    cut = settle(config.layout, model, around, inputs)
+    if cut.shards is not None:
+        sample = inputs()
+        turns.check(cut, model, head(sample, -(-batch_size(sample) // cut.layout.pieces)))
+    return cut
+
+
+def _inputs(reader: Reader, count: int) -> Any:
+    batch = objective.first_batch(reader, count)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigError("a layout needs batches of (inputs, target): pass collate=")
+    return batch[0]
+
+
+def _guessed(reader: Reader, count: int, model: nn.Module) -> Any:
+    """What a script may well pass to its model: the first of a pair; None if that does not fit."""
+    batch = objective.first_batch(reader, count)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        return None
+    try:
+        try_batch(model, reader, _any_sum, min(count, len(reader)))
+    except ConfigError:
+        return None
+    return batch[0]
+
+
+def _any_sum(output: Any, _: Any) -> torch.Tensor:
+    """A loss of whatever the output is."""
+    taught = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    return torch.stack([tensor.sum() for tensor in taught]).sum()
+
+
+def _unknown(*_: Any) -> torch.Tensor:
+    raise ConfigError("only the script knows the loss of this run: use offbeat run")
+
+
+def _rules(discipline: Discipline, config: RunConfig) -> tuple[Recipe, Recipe | None]:
+    """The store's rule, and the worker's own where it makes local steps.
+
+    Schedule, clipping and groups belong to the user's optimiser, wherever that works.
+    """
+    optimizer: Any = config.optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            "optimizer is made by offbeat over its own tensors: pass a factory such as "
+            f"partial(torch.optim.{type(optimizer).__name__}, lr=...), not an optimiser"
+        )
+    if discipline.brings_rule and optimizer is not None:
+        raise ConfigError(
+            f"{discipline} brings its own rule, so optimizer= would be ignored: leave it out, "
+            "or use asp to apply your optimiser to every gradient"
+        )
+    groups = groups_of(config.model, config.groups)
+    limits = constraints_of(config.constrain, config.model)
+    if limits and (discipline.pairs or discipline.send.in_place):
+        raise ConfigError(
+            f"a constraint holds after each update of the store, and under {discipline} workers "
+            "change parameters by themselves: use asp or ssp, or leave constrain out"
+        )
+    mine: dict[str, Any] = {"schedule": config.schedule, "clip": config.clip}
+    mine["constraints"] = limits
+    if not discipline.steps_locally:
+        return Recipe(rule_factory(discipline, optimizer), groups, **mine), None
+    if optimizer is None:
+        raise ConfigError(
+            f"{discipline} makes local steps: pass optimizer=partial(torch.optim.SGD, lr=0.1)"
+        )
+    plain: tuple[Group, ...] = ((tuple(name for names, _ in groups for name in names), {}),)
+    if discipline.send.in_place:  # the store has nothing to apply
+        return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
+    store = Recipe(rule_factory(discipline, None), plain, constraints=limits)
+    return store, Recipe(optimizer, groups, **mine)
+
+
+def _check_constraints(job: Job) -> None:
+    cut, local = job.content.cut, job.content.local_rule
+    if cut is not None and cut.shards is not None and local is not None:
+        refuse_rows(local.constraints, str(job.discipline), str(cut.layout))
+
+
+def _hash_every(value: int | None, model: nn.Module) -> int:
+    """A hash reads every parameter, so a large model is hashed less often than it is updated."""
+    if value is not None:
+        return value
+    return min(_RAREST, 1 + total_bytes(model.parameters()) // _HASHED)
+
+
+def _placement(value: Any) -> Placement:
+    if isinstance(value, BySize | ByCount | ByWeight):
+        return value
+    return BySize(at_least("shards", value, 1))
+
+
+def _codec(value: Codec | str | None) -> Codec | None:
+    codec = codecs.parse(value) if isinstance(value, str) else value
+    return None if isinstance(codec, codecs.Plain) else codec

@@ -1,0 +1,56 @@
+"""One batch tried before a run begins, in a process of its own, so that it leaves no trace."""
+
+import io
+import os
+import warnings
+from contextlib import redirect_stdout
+from functools import partial
+
+import msgspec
+import torch
+from torch import nn
+
+from offbeat.data.reader import Reader
+from offbeat.engine.local.process import fork, startable
+from offbeat.engine.signals import children_kept
+from offbeat.engine.spawn import where
+from offbeat.errors import ConfigError, RunError
+from offbeat.model.objective import Found, Loss, tried
+
+
+def try_batch(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
+    """Compute one step and tell what it showed; whatever does not fit becomes a clear error."""
+    with children_kept():
+        return _tried(model, reader, loss, batch_size)
+
+
+def _tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
+    answer, telling = os.pipe()
+    try:
+        what = partial(_tell, telling, model, reader, loss, batch_size)
+        with startable("the process that tries the first batch"):
+            child = fork("offbeat trial", what, torch.get_num_threads())
+    except RunError:
+        os.close(answer)
+        raise
+    finally:
+        os.close(telling)
+    with open(answer, "rb") as pipe:
+        told = pipe.read()
+    words = child.reap()
+    if words is not None:
+        raise ConfigError(words.message + where(words.trace))
+    if not told:
+        raise ConfigError(
+            f"the process that tried the first batch ended with status {child.status}: is there "
+            "memory enough for one step?"
+        )
+    return msgspec.json.decode(told, type=Found)
+
+
+def _tell(telling: int, model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> None:
+    # What a step warns of and prints comes with the first real one.
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        found = tried(model, reader, loss, batch_size)
+    os.write(telling, msgspec.json.encode(found))

@@ -1,0 +1,1 @@
+"""Which samples a worker gets, and the batches made of them."""

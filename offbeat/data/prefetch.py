@@ -1,0 +1,141 @@
+"""A thread that reads batches before they are asked for, into a queue with few places."""
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from offbeat.data.lease import Lease
+from offbeat.data.random_state import RandomState, undisturbed
+from offbeat.data.reader import Reader
+from offbeat.errors import ConfigError, RunError
+
+DRAWS = (
+    "the dataset draws random numbers, which must come in the order of the steps: leave prefetch "
+    "out, or draw in the model"
+)
+
+
+class Prefetcher(Reader):
+    """Reads what it is told of, in that order; `read` takes it from the queue.
+
+    The queue is bounded by what it is told of: a worker holds only so many leases ahead.
+    """
+
+    def __init__(self, reader: Reader):
+        super().__init__(reader.dataset, reader.seed, reader.shuffle, reader.collate)
+        self.told: SimpleQueue[Lease] = SimpleQueue()
+        self.batches: dict[Lease, Any] = {}
+        self.came = threading.Condition()
+        self.expected: set[Lease] = set()
+        self.awaited: Lease | None = None  # until it is there, only the reader does anything
+        self.reading = self.waited = 0.0  # seconds spent reading, and seconds a step had to wait
+        self.depths = self.takes = 0
+        threading.Thread(target=self._work, name="offbeat reader", daemon=True).start()
+
+    def announce(self, lease: Lease) -> None:
+        """This one will be asked for."""
+        self.expected.add(lease)
+        self.told.put(lease)
+
+    def forget(self) -> None:
+        """Nothing that was announced will be asked for any more."""
+        with self.came:
+            self.expected.clear()
+            self.batches.clear()
+
+    def read(self, lease: Lease, part: slice = slice(None)) -> Any:
+        if part != slice(None) or lease not in self.expected:
+            return super().read(lease, part)
+        start = time.perf_counter()
+        with self.came:
+            self.depths += len(self.batches)
+            self.takes += 1
+            while lease not in self.batches:
+                self.awaited = lease
+                self.came.wait()
+            self.expected.discard(lease)
+            batch = self.batches.pop(lease)
+        self.waited += time.perf_counter() - start
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def _work(self) -> None:
+        while True:
+            lease = self.told.get()
+            if lease not in self.expected:
+                continue
+            start = time.perf_counter()
+            try:
+                batch = self._read(lease)
+            except Exception as error:  # raised where the batch is asked for
+                batch = error
+            self.reading += time.perf_counter() - start
+            with self.came:
+                if lease in self.expected:
+                    self.batches[lease] = batch
+                    self.came.notify()
+                if lease == self.awaited:
+                    self.awaited = None
+
+    def _read(self, lease: Lease) -> Any:
+        """Whoever reads ahead has said that nothing is drawn; where it can be seen, it is."""
+        with self.came:
+            alone = self.awaited is not None
+        if not alone:
+            return super().read(lease)
+        batch, drawn = _draws(lambda: Reader.read(self, lease))
+        if drawn:
+            raise RunError(f"batches are read ahead, but {DRAWS}")
+        return batch
+
+    def figures(self) -> dict[str, float]:
+        """How full the queue was, and which share of reading was hidden behind computing."""
+        if not self.takes:
+            return {}
+        hidden = 1 - min(1.0, self.waited / self.reading) if self.reading else 1.0
+        return {"input_queue": self.depths / self.takes, "reading_hidden": hidden}
+
+
+def worth_it(reader: Reader) -> bool:
+    """Whether reading ahead pays, and can change nothing.
+
+    Generators belong to a whole process. Samples that are drawn while a step computes would race
+    with whatever the step draws, and no run could be repeated. One look does not tell: a dataset
+    may draw for some samples only. So unasked it is done for data that cannot draw at all.
+    Tensors in memory are indexed faster than a thread is woken.
+    """
+    whole = isinstance(reader.dataset, TensorDataset)
+    return reader.collate is None and not whole and _cannot_draw(reader.dataset)
+
+
+def _cannot_draw(data: Any) -> bool:
+    """Whether data is made of tensors, lists and PyTorch's own ways to put these together."""
+    if type(data) in (TensorDataset, list, tuple):
+        return True
+    if type(data) is Subset:
+        return _cannot_draw(data.dataset)
+    if type(data) is ConcatDataset:
+        return all(_cannot_draw(one) for one in data.datasets)
+    if type(data) is StackDataset:
+        inside: Any = data.datasets
+        return all(map(_cannot_draw, inside.values() if isinstance(inside, dict) else inside))
+    return False
+
+
+def check(reader: Reader, batch: int) -> None:
+    """Refuse to read ahead, although it was asked for, where the first batch draws."""
+    with undisturbed():
+        if _draws(lambda: reader.read(Lease(0, 0, min(batch, len(reader)))))[1]:
+            raise ConfigError(f"prefetch=True, but {DRAWS}")
+
+
+def _draws(read: Callable[[], Any]) -> tuple[Any, bool]:
+    """What was read, and whether a generator has moved meanwhile."""
+    before = RandomState()
+    found = read()
+    return found, RandomState() != before

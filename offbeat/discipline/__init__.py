@@ -1,0 +1,1 @@
+"""How workers keep step: five parts, the named systems made of them, and their text form."""

@@ -1,0 +1,1 @@
+"""Processes on this machine that share memory: launcher, server, workers and tester."""

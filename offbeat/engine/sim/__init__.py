@@ -1,0 +1,1 @@
+"""The simulated cluster: virtual time, real gradients, one process."""

@@ -1,0 +1,63 @@
+"""A run without gradients: what a discipline costs in time and bytes, for up to 10,000 workers."""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from offbeat.config.checks import at_least
+from offbeat.config.job import CostJob, CostOnly
+from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import as_discipline
+from offbeat.engine.sim.cluster import Cluster
+from offbeat.engine.sim.simulation import Simulation
+from offbeat.log.log import Listener, Log
+from offbeat.report.summary import Summary, Tally
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing here makes cycles, and looking for them among many workers takes its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def estimate(
+    cluster: Cluster | str,
+    discipline: Discipline | str,
+    *,
+    steps: int = 100,
+    batch_size: int = 32,
+    model_bytes: int = 0,
+    seed: int = 0,
+    listeners: Sequence[Listener] = (),
+) -> Summary:
+    """Simulate `steps` steps per worker of a model of `model_bytes` that is never computed."""
+    for name, value, least in (
+        ("steps", steps, 1),
+        ("batch_size", batch_size, 1),
+        ("model_bytes", model_bytes, 0),
+        ("seed", seed, 0),
+    ):
+        at_least(name, value, least)
+    discipline = as_discipline(discipline)
+    discipline.check_order()
+    if isinstance(cluster, str):
+        cluster = Cluster.read(cluster)
+    workers = len(cluster)
+    samples = workers * steps * batch_size
+    job = CostJob(CostOnly(model_bytes, samples), discipline, workers, batch_size, 1, seed)
+    log, tally = Log(), Tally(workers, history=False)
+    log.listeners += [tally, *listeners]
+    store = job.make_store(log)
+    sim = Simulation(job, cluster, store)
+    sim.start()
+    with log.followed(store, samples), _no_collection():
+        while sim.step():
+            pass
+    ledger = store.leases.ledger.summary()
+    return tally.summary(str(job.discipline), "cost only", ledger, {"store": 0, "worker": 0}, "")

@@ -1,1 +1,0 @@
-"""How one replica is split over processes: the value, its blocks and stages, and what it costs."""

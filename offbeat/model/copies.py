@@ -1,0 +1,28 @@
+"""A copy of a model to try things on, so that trials leave no trace in the model itself."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from offbeat.data.random_state import undisturbed
+
+
+@contextmanager
+def tried(model: nn.Module) -> Iterator[nn.Module]:
+    """A copy for a trial: parameters, buffers, modes and whatever else a module may count.
+
+    Generators of random numbers, Python's and NumPy's too, are afterwards what they were.
+    """
+    with same_chance(model):
+        yield copy.deepcopy(model)
+
+
+@contextmanager
+def same_chance(model: nn.Module) -> Iterator[None]:
+    """Whatever is drawn here, what is drawn afterwards does not change."""
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with undisturbed(), torch.random.fork_rng(devices=sorted(devices)):
+        yield

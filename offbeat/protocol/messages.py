@@ -1,0 +1,183 @@
+"""The small messages that go beside tensors: who did what with which samples."""
+
+import msgspec
+
+from offbeat.data.lease import Lease
+from offbeat.log.records import Part
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """One packet; tensors never travel in it."""
+
+
+# ---------------------------------------------------------------- from worker to store
+
+
+class Join(Message):
+    """A worker enters, for the first time or again."""
+
+
+class Push(Message):
+    """A contribution.
+
+    The last two say how buffers lie beside the message; the transport fills them in.
+    """
+
+    part: Part
+    pull: bool  # the worker will pull next, so one answer can serve for both
+    ahead: list[Lease] = []  # what it computes before it takes that answer
+    absent: list[str] = []  # parameters that got no gradient at all
+    place: int = -1  # which of its outgoing buffers; -1 if nothing goes out
+    lacking: list[int] = []  # places of averaged local state that it does not have yet
+
+
+class Pull(Message):
+    """The worker wants to go on; `computed` are steps done since its last push."""
+
+    computed: list[Lease]
+    waits: bool = True  # an elastic exchange takes the centre whenever it comes
+
+
+class AskLeases(Message):
+    """The worker has used up its leases."""
+
+
+class Rest(Message):
+    """The worker found nothing to do, after this much waiting and talking in vain."""
+
+    wait: float
+    communication: float
+
+
+class HasMean(Message):
+    """The worker has the mean of this attempt at a round, and has not applied it yet."""
+
+    attempt: int
+
+
+class GroupFailed(Message):
+    """A group has failed this worker."""
+
+    group: int
+    reason: str
+
+
+class Applied(Message):
+    """The worker has applied the mean to its own parameters."""
+
+
+class Pong(Message):
+    """The worker is alive, and waits for the others."""
+
+
+class Leave(Message):
+    """The script of this worker has left its loop; the others go on without it."""
+
+
+class EndRun(Message):
+    """The script of this worker ends the run for everybody."""
+
+
+class Goodbye(Message):
+    """The worker's last words: what it held, and how well its stages overlapped."""
+
+    figures: dict[str, float]
+
+
+# ---------------------------------------------------------------- from store to worker
+
+
+class Welcome(Message):
+    """The worker is in, as this incarnation."""
+
+    incarnation: int
+
+
+class Accepted(Message):
+    """The store has taken (or dropped) the contribution; the slot is free again."""
+
+    leases: list[Lease]
+
+
+class StartRound(Message):
+    """Who adds up a round without a store, and with how many samples each.
+
+    Every attempt at a round has a number, and so has every group that its members connect to.
+    """
+
+    attempt: int
+    group: int
+    members: list[tuple[int, int]]  # a worker and its samples, by number
+    path: str  # of the file through which the members find each other
+    secret: bytes  # that they prove to each other
+
+
+class ApplyMean(Message):
+    """Everybody has the mean: apply it, if there is one; `absent` parameters got no gradient."""
+
+    absent: list[str]
+    live: bool
+    lifts: dict[int, float] = {}  # what averaged local state is multiplied by where some lack it
+
+
+class Ping(Message):
+    """Is this worker still there?"""
+
+
+class Go(Message):
+    """It is the worker's turn, with the parameters of `version`.
+
+    The last three say how buffers lie beside the message; the transport fills them in.
+    """
+
+    version: int
+    steps: int
+    epoch: int
+    leases: list[Lease]
+    waited: float
+    start: StartRound | None = None  # the round that follows, where workers meet without a store
+    fresh: bool = True  # whether parameters come along; False where the worker has them already
+    place: int = 0  # which of its incoming buffers
+    updater: bool = False  # averaged optimiser state lies beside them
+    lacking: list[int] = []  # places of averaged local state that nobody has yet
+
+
+class Leased(Message):
+    """The next samples, or none."""
+
+    leases: list[Lease]
+
+
+class Rejoin(Message):
+    """This incarnation was given up: join again."""
+
+
+class Wake(Message):
+    """Leases have come back: pull, and go on."""
+
+
+class Stop(Message):
+    """The run is over, or was stopped before its end."""
+
+    finished: bool
+
+
+ToStore = (
+    Join
+    | Push
+    | Pull
+    | AskLeases
+    | Rest
+    | Leave
+    | EndRun
+    | Goodbye
+    | HasMean
+    | GroupFailed
+    | Applied
+    | Pong
+)
+ToWorker = Welcome | Accepted | Go | Leased | Rejoin | Wake | Stop | StartRound | ApplyMean | Ping
+
+encode = msgspec.msgpack.Encoder().encode
+to_store = msgspec.msgpack.Decoder(ToStore).decode
+to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -1,0 +1,82 @@
+"""Rates over time: a PyTorch scheduler that moves with the epochs or the versions of a run."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+
+from offbeat.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A PyTorch rate scheduler that moves on once per epoch or once per version."""
+
+    factory: Callable[[torch.optim.Optimizer], Any]
+    per: Literal["epoch", "version"] = "epoch"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("epoch", "version"):
+            raise ConfigError(f"a schedule moves per 'epoch' or per 'version', not {self.per!r}")
+
+    def target(self, version: int, epoch: int) -> int:
+        """How often it has moved on by now."""
+        return epoch if self.per == "epoch" else version
+
+
+def move_on(scheduler: Any, moved: int, target: int) -> int:
+    """Move a scheduler that has `moved` so often on to `target`; returns how often it has by then.
+
+    One of fixed length has its last rate from its end on.
+    """
+    length = getattr(scheduler, "total_steps", None)
+    end = target if not isinstance(length, int) else min(target, length - 1)
+    while moved < end:
+        try:
+            scheduler.step()
+        except ValueError as error:
+            if "Tried to step" not in str(error):
+                raise
+            return target  # one of fixed length is inside of it
+        moved += 1
+    return max(moved, target)
+
+
+@contextmanager
+def before_any_step() -> Iterator[None]:
+    """Move a scheduler of a rule that has made no step yet, and means to; PyTorch warns of that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        yield
+
+
+class Shown:
+    """A rule that makes no step: it shows what its schedule has come to."""
+
+    def __init__(self, make: Callable[[], torch.optim.Optimizer], schedule: Schedule | None):
+        self.make, self.schedule = make, schedule
+        self._begin()
+
+    def _begin(self) -> None:
+        self.rule, self.moved = self.make(), 0
+        # A scheduler warns if it is moved and has seen no step: it sees one that does nothing.
+        self.rule.step = MethodType(_no_step, self.rule)  # type: ignore[method-assign]
+        self.scheduler = None if self.schedule is None else self.schedule.factory(self.rule)
+        self.rule.step()
+
+    def groups(self, version: int, epoch: int) -> list[dict[str, Any]]:
+        """Parameters and settings at a version."""
+        if self.schedule is not None:
+            target = self.schedule.target(version, epoch)
+            if target < self.moved:  # the store has gone back to a checkpoint
+                self._begin()
+            self.moved = move_on(self.scheduler, self.moved, target)
+        return self.rule.param_groups
+
+
+def _no_step(rule: torch.optim.Optimizer) -> None:
+    pass

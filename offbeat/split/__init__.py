@@ -1,0 +1,1 @@
+"""A replica over several processes: its stages, what passes between them, how it is cut."""

@@ -1,0 +1,1 @@
+"""How a model is cut into stages, and what that would cost: measured, predicted, explained."""

@@ -1,0 +1,227 @@
+"""A worker's side where workers add up among themselves, and apply, beside a server."""
+
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+
+from offbeat.data.lease import Lease
+from offbeat.log.records import Part
+from offbeat.model.gradient_stream import Stream
+from offbeat.model.table import Flat
+from offbeat.protocol.messages import (
+    Applied,
+    ApplyMean,
+    Go,
+    GroupFailed,
+    HasMean,
+    Message,
+    Ping,
+    Pong,
+    Rejoin,
+    StartRound,
+    ToWorker,
+    encode,
+    to_store,
+)
+from offbeat.store.parameters import Parameters
+from offbeat.transport.gloo_group import Chunk, GlooGroup, pieces_of, scaled
+from offbeat.transport.group_keys import Keys
+from offbeat.transport.link import GivenUp
+from offbeat.transport.memory_link import MemoryLink
+from offbeat.worker.client import M, StoreClient, ignore
+from offbeat.worker.contribution import Contribution
+
+
+class AllreduceClient(StoreClient):
+    """A worker's side where contributions meet without a store.
+
+    The worker says when its contribution is made, when it has the mean of all, and when it has
+    applied that. It applies only when the server has heard that everybody has the mean: until
+    then its own contribution is intact, and the round can be added up again without one who died.
+    """
+
+    link: MemoryLink
+
+    def __init__(
+        self,
+        link: MemoryLink,
+        number: int,
+        make: Callable[[Sequence[Flat]], Parameters | None],
+        seconds: float,
+        announce: Callable[[Lease], None] = ignore,
+    ):
+        """`make` makes parameters that live in the slot; after `seconds` gloo gives up.
+
+        The link puts local state beside the slot, which has what was averaged last, for others to
+        read while the next is under way.
+        """
+        super().__init__(link, announce=announce)
+        self.slot, self.number, self.make, self.seconds = link.slot, number, make, seconds
+        self.parameters: Parameters | None = None
+        self.group: GlooGroup | None = None
+        self.round: StartRound | None = None
+        self.made: list[Flat] | None = None  # what was put
+        self.payload: list[Flat] | None = None  # of the round, once it is whole
+        self.mean: list[Flat] = []
+        self.averaged = link.local
+        self.pieces: list[Chunk] = []
+        self.waits: list[set[str]] = []  # names that each piece still waits for
+        self.given = 0  # pieces of this attempt
+        self.summed = False  # whether all of them have been added up
+        self.bell, self.rope = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(link.wire, selectors.EVENT_READ)
+        self.selector.register(self.bell, selectors.EVENT_READ)
+
+    def listen(self, stream: Stream | None) -> None:
+        """Give gradients to the others while backward still makes the rest."""
+        if stream is not None:
+            stream.subscribe(self._came)
+
+    def join(self) -> int:
+        self.round = self.payload = None
+        incarnation = super().join()
+        self.parameters = self.make(self.slot.incoming[0])  # not before: others may have read it
+        return incarnation
+
+    def put(self, contribution: Contribution, then_pull: bool) -> None:
+        super().put(contribution, then_pull)
+        self.made = contribution.payload
+
+    def push(self) -> None:
+        super().push()
+        self.payload = self.made
+        self._give_rest()
+        self._apply(self._awaited())
+
+    def bye(self, figures: dict[str, float]) -> None:
+        self._leave()
+        super().bye(figures)
+
+    def _leave(self) -> None:
+        if self.group is not None:
+            self.group.end(idle=self.summed)
+        self.group = None
+
+    # ------------------------------------------------------------ one round
+
+    def _begin(self, go: Go) -> None:
+        assert self.parameters is not None
+        self.payload, self.round = None, None
+        if go.fresh:
+            self.slot.rule_state.give(self.parameters.updaters)
+        self.parameters.advance(go.version, go.epoch)
+        if go.start is not None:
+            self._convene(go.start)
+
+    def _convene(self, start: StartRound) -> None:
+        """An attempt at a round; if the contribution is whole already, all of it is given anew."""
+        members = [number for number, _ in start.members]
+        if self.group is None or self.group.number != start.group:
+            self._leave()
+        self.round, self.given, self.summed = start, 0, False
+        if self.group is None and len(members) > 1:
+            keys = Keys(start.path, start.secret, self.seconds)
+            self.group = GlooGroup(start.group, members, self.number, keys)
+            self.group.start(lambda reason: self._ring(GroupFailed(start.group, reason)))
+            # Memory of its own: a group that was left may still write its own.
+            self.mean = [Flat(flat.table) for flat in self.slot.outgoing[0]]
+            self.averaged = Flat(self.slot.updater.table)
+            self.pieces = pieces_of(self.mean)
+        self.waits = [set(piece.names) for piece in self.pieces]
+        if self.payload is not None:
+            self._give_rest()
+
+    def _came(self, name: str) -> None:
+        """A gradient is made: pieces go out in their order, each when it is whole."""
+        if self.round is None or self.group is None:
+            return
+        for waits in self.waits:
+            waits.discard(name)
+        while self.given < len(self.pieces) and not self.waits[self.given]:
+            self._give(self.slot.outgoing[0])
+
+    def _give(self, payload: Sequence[Flat]) -> None:
+        assert self.group is not None
+        piece = self.pieces[self.given]
+        self.given += 1
+        self.group.add(piece.of(payload), piece.of(self.mean), self._shares())
+
+    def _give_rest(self) -> None:
+        assert self.round is not None
+        assert self.payload is not None
+        attempt = self.round.attempt
+        if self.group is None:
+            self.mean, self.averaged = self.payload, self.link.local
+            self._send(HasMean(attempt))
+            return
+        while self.given < len(self.pieces):
+            self._give(self.payload)
+        for mine, mean in zip(self.link.local.spans, self.averaged.spans, strict=True):
+            self.group.add(mine, mean, self._shares(), scaled)
+        self.group.then(lambda: self._ring(HasMean(attempt)))
+
+    def _shares(self) -> list[float]:
+        assert self.round is not None
+        total = sum(samples for _, samples in self.round.members)
+        return [samples / total if total else 0.0 for _, samples in self.round.members]
+
+    def _apply(self, order: ApplyMean) -> None:
+        assert self.parameters is not None
+        if order.live:
+            one = Part(self.number, 0, 0, 0, [], 1)
+            self.parameters.update([Contribution(one, self.mean, None, frozenset(order.absent))])
+            self.slot.rule_state.keep(self.parameters.updaters)
+            self.slot.updater.copy_(self.averaged)
+            views = list(self.slot.updater.views.values())
+            for place, factor in order.lifts.items():
+                views[place].mul_(factor)
+        self._send(Applied())
+
+    # ------------------------------------------------------------ packets
+
+    def _ring(self, message: Message) -> None:
+        """Wake this worker from its group's thread."""
+        self.rope.send(encode(message))
+
+    def _awaited(self) -> ApplyMean:
+        """Wait for the server and for the group, whichever comes first."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.fileobj is self.bell:
+                    self._heard(to_store(self.bell.recv(4096)))
+                    continue
+                message = super()._receive()
+                if isinstance(message, Rejoin):
+                    raise GivenUp
+                if isinstance(message, ApplyMean):
+                    return message
+                assert self._noticed(message), message
+
+    def _heard(self, message: Message) -> None:
+        """Pass on what the group has said, unless it is over with that one."""
+        assert self.round is not None
+        if isinstance(message, HasMean) and message.attempt == self.round.attempt:
+            self.summed = True
+            self._send(message)
+        if isinstance(message, GroupFailed) and message.group == self.round.group:
+            self._send(message)
+
+    def _noticed(self, message: ToWorker) -> bool:
+        """What the server may say at any time."""
+        if isinstance(message, StartRound):
+            self._convene(message)
+        elif isinstance(message, Ping):
+            self._send(Pong())
+        return isinstance(message, StartRound | Ping)
+
+    def _receive(self) -> ToWorker:
+        while self._noticed(message := super()._receive()):
+            pass
+        return message
+
+    def _await(self, kind: type[M]) -> M:
+        message = super()._await(kind)
+        if isinstance(message, Go):
+            self._begin(message)
+        return message

@@ -1,0 +1,1 @@
+"""One participant: what it sends, and the loop that computes, sends and pulls."""

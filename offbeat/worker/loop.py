@@ -1,0 +1,124 @@
+"""A worker in real time: the cycle says what comes next, the client asks the store for it."""
+
+import time
+
+from offbeat.data.lease import Lease
+from offbeat.protocol.cycle import Action, Cycle
+from offbeat.worker.client import StoreClient
+from offbeat.worker.worker import Timing, Worker
+
+
+class Loop:
+    """One incarnation: `next` gives samples to compute, `computed` hands the step over.
+
+    `least` seconds is what a step takes at the least: the real gradient, then waiting, so that
+    unequal machines can be studied on one.
+    """
+
+    def __init__(
+        self, client: StoreClient, worker: Worker, cycle: Cycle, seed: int, least: float = 0.0
+    ):
+        self.client, self.worker, self.cycle = client, worker, cycle
+        self.seed, self.least = seed, least
+        self.timing = Timing()
+        self.sequence = 0
+        self.reported = 0  # steps of this block that a pull has told the store of
+        self.began = 0.0
+        self.free: float | None = None  # when the answer came that lets the next step begin
+        self.ended: float | None = None  # when the step ended whose contribution is ready to go
+        self.in_flight = 0.0  # since when a contribution has been under way
+        self.flying = self.hidden = 0.0  # seconds of exchange, and how many of them behind a step
+
+    def next(self) -> Lease:
+        """The samples to compute now; raises RunOver when there will be no more."""
+        while True:
+            if self.cycle.action is Action.LEASE:
+                lease = self.client.lease()
+                self.cycle.leased(lease is not None)
+                if lease is not None:
+                    self.began = self._since()
+                    return lease
+            self._exchange()
+
+    def run(self) -> None:
+        """Compute until the run is over."""
+        while True:
+            self.worker.take(self.next())
+            self.worker.catch_up()
+            self.computed()
+
+    def computed(self) -> None:
+        """The step is done: send, wait and pull as the discipline has it."""
+        self.cycle.computed()
+        now, pulled = time.perf_counter(), 0.0
+        if self.cycle.flying and self.cycle.action is Action.PULL:
+            self._pull()  # the answer came while this step was computed
+            pulled = time.perf_counter() - now
+        end = max(now + pulled, self.began + self.least)
+        self.timing.compute += end - self.began - pulled
+        if self.cycle.action is Action.PUSH:
+            self._put(end)  # a slow device has done that when its step is over
+        left = end - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        self._exchange()
+
+    def _put(self, ended: float) -> None:
+        """Make a contribution of everything up to a step that is over at `ended`."""
+        spent = self.timing  # more digits than these are noise, and half of the log
+        timing = Timing(
+            round(spent.compute, 7), round(spent.wait, 7), round(spent.communication, 7)
+        )
+        made = self.worker.contribution(self.sequence, timing, self.seed)
+        self.client.put(made, then_pull=self.cycle.pull_follows)
+        self.sequence += 1
+        self.timing = Timing()
+        self.reported = 0
+        self.ended = ended
+
+    def _since(self) -> float:
+        """From when on the worker's time is its own: taking an answer over is part of a step."""
+        since, self.free = self.free, None
+        return time.perf_counter() if since is None else since
+
+    def _exchange(self) -> None:
+        while self.cycle.action is not Action.LEASE:
+            if self.cycle.action is Action.PULL:
+                self._pull()
+            elif self.cycle.action is Action.PUSH:
+                self._push()
+            else:
+                self._rest()
+
+    def _pull(self) -> None:
+        start = time.perf_counter()
+        computed = self.worker.done[self.reported :]
+        self.reported = len(self.worker.done)
+        snapshot = self.client.pull(computed)
+        end = self.free = self.client.came
+        self.worker.accept(snapshot)
+        self.cycle.pulled(snapshot.steps)
+        if self.in_flight:
+            self.flying += end - self.in_flight
+            self.hidden += start - self.in_flight
+            self.in_flight = 0.0
+        waited = min(self.client.waited, end - start)
+        self.timing.wait += waited
+        self.timing.communication += end - start - waited
+
+    def _push(self) -> None:
+        if self.ended is None:  # the centre was pulled first, or no step came after all
+            self._put(self._since())
+        assert self.ended is not None
+        self.client.push()
+        self.cycle.pushed()
+        end = time.perf_counter()
+        self.timing.communication += end - self.ended
+        self.ended = self.free = None
+        if self.cycle.ahead:
+            self.in_flight = end
+
+    def _rest(self) -> None:
+        timing, self.timing = self.timing, Timing()
+        self.client.rest(timing.wait, timing.communication)
+        self.cycle.woken()

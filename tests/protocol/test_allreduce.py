@@ -1,0 +1,551 @@
+"""The server of workers who add up among themselves, message by message."""
+
+from collections import deque
+
+import pytest
+
+import offbeat as ob
+from offbeat.data.lease import Leases
+from offbeat.errors import RunError
+from offbeat.log.log import Log
+from offbeat.log.records import Joined, Lost, Part, Updated
+from offbeat.protocol.allreduce import ATTEMPTS, AllreduceProtocol, ParametersLost
+from offbeat.protocol.messages import (
+    Applied,
+    ApplyMean,
+    AskLeases,
+    Go,
+    GroupFailed,
+    HasMean,
+    Join,
+    Leased,
+    Ping,
+    Pong,
+    Pull,
+    Push,
+    Rejoin,
+    Rest,
+    StartRound,
+    Wake,
+    Welcome,
+)
+from offbeat.protocol.server import ServerSettings
+from offbeat.store.cost_only import CostOnlyParameters
+from offbeat.store.store import Store
+from offbeat.worker.contribution import Contribution
+from tests.contract.common import Records
+
+PATIENCE = 10.0
+
+
+class NotedCopies:
+    """Notes whose parameters count; None are the store's own."""
+
+    def __init__(self):
+        self.looked_at = None
+        self.taken_over = 0
+        self.nobodys = set()
+
+    def look_at(self, worker):
+        self.looked_at = worker
+
+    def looks_at(self, worker):
+        return self.looked_at == worker
+
+    def take_over(self):
+        self.taken_over += 1
+        self.looked_at = None
+
+    def lacking(self, nobodys):
+        self.nobodys = nobodys
+
+
+class CountedKeys:
+    """Says how often they were made anew."""
+
+    secret = b"secret"
+
+    def __init__(self):
+        self.count = 0
+
+    @property
+    def path(self):
+        return f"keys {self.count}"
+
+    def renew(self):
+        self.count += 1
+
+
+class AllreduceDriver:
+    """Delivers what workers say, and keeps what each is told; time passes when the test says so."""
+
+    def __init__(self, workers=2, samples=40, discipline="bsp"):
+        self.records = Records()
+        log = Log()
+        log.listeners.append(self.records)
+        self.store = Store(
+            ob.parse(discipline), workers, Leases(samples, 4, 1), log, CostOnlyParameters()
+        )
+        self.copies, self.keys = NotedCopies(), CountedKeys()
+        self.protocol = AllreduceProtocol(
+            self.store, workers, ServerSettings(PATIENCE), lambda w: "", self.copies, self.keys
+        )
+        self.now = 100.0
+        self.told = [deque() for _ in range(workers)]
+        self.sequence = [-1] * workers
+        self.incarnation = [0] * workers
+
+    def say(self, worker, message, contribution=None):
+        self.protocol.receive(worker, message, contribution, self.now)
+        self.go_on()
+
+    def go_on(self):
+        while self.protocol.proceed(self.now):
+            pass
+        for worker, message, _ in self.protocol.take():
+            self.told[worker].append(message)
+
+    def look(self):
+        self.protocol.look(self.now, lambda worker: False)
+        self.go_on()
+
+    def die(self, worker):
+        self.protocol.gone(worker, self.now)
+        self.go_on()
+
+    def connect(self, worker):
+        self.told[worker].clear()
+        self.protocol.disconnect(worker)
+        self.protocol.connect(worker, self.now)
+        self.go_on()
+
+    def join(self, worker):
+        self.connect(worker)
+        self.say(worker, Join())
+
+    def welcomed(self, worker):
+        found = self.told[worker].popleft()
+        assert isinstance(found, Welcome), found
+        self.sequence[worker], self.incarnation[worker] = -1, found.incarnation
+        self.say(worker, Pull([]))
+
+    def begin(self):
+        """Everybody joins and pulls; returns what they were told."""
+        workers = range(len(self.told))
+        for worker in workers:
+            self.join(worker)
+        for worker in workers:
+            self.welcomed(worker)
+        return {worker: self.take(worker, Go) for worker in workers}
+
+    def take(self, worker, kind):
+        found = self.told[worker].popleft()
+        assert isinstance(found, kind), found
+        return found
+
+    def push(self, worker, go, skipped=False, lacking=(), absent=()):
+        self.sequence[worker] += 1
+        return self.repeat(worker, go, skipped, lacking, absent)
+
+    def repeat(self, worker, go, skipped=False, lacking=(), absent=()):
+        leases = go.leases[: go.steps]
+        samples = sum(lease.samples for lease in leases)
+        part = Part(
+            worker, self.incarnation[worker], self.sequence[worker], go.version, leases, samples,
+            skipped=skipped,
+        )  # fmt: skip
+        push = Push(part, True, [], list(absent), lacking=list(lacking))
+        self.say(worker, push, Contribution(part))
+
+    def add_up(self, go):
+        """All of a round push and have the mean; all are told to apply it."""
+        for worker, found in go.items():
+            self.push(worker, found)
+        for worker, found in go.items():
+            self.say(worker, HasMean(found.start.attempt))
+        return {worker: self.take(worker, ApplyMean) for worker in go}
+
+
+# ---------------------------------------------------------------- a round
+
+
+def test_a_round_is_a_version_when_all_have_applied_it():
+    d = AllreduceDriver()
+    go = d.begin()
+    assert go[0].start == go[1].start
+    assert go[0].start.members == [(0, 4), (1, 4)]
+    assert all(found.fresh for found in go.values())
+    d.add_up(go)
+    d.say(0, Applied())
+    assert d.store.version == 0
+    assert not d.protocol.quiet
+    d.say(1, Applied())
+    assert d.store.version == 1
+    assert d.copies.looked_at == 0
+    following = {worker: d.take(worker, Go) for worker in range(2)}
+    assert not any(found.fresh for found in following.values())
+    assert following[0].start.attempt == go[0].start.attempt + 1
+    assert following[0].start.group == go[0].start.group  # the same members stay connected
+
+
+def test_nobody_applies_before_all_have_the_mean():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0])
+    d.push(1, go[1])
+    d.say(0, HasMean(1))
+    assert not d.told[0]
+    assert d.protocol.quiet
+    d.say(1, HasMean(1))
+    assert isinstance(d.told[0][0], ApplyMean)
+
+
+def test_the_mean_of_an_earlier_attempt_does_not_count():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0])
+    d.push(1, go[1])
+    d.say(0, GroupFailed(1, "broken"))
+    assert d.take(0, StartRound) == d.take(1, StartRound)
+    d.say(0, HasMean(1))
+    d.say(1, HasMean(1))
+    assert not d.told[0]
+    d.say(0, HasMean(2))
+    d.say(1, HasMean(2))
+    assert isinstance(d.take(0, ApplyMean), ApplyMean)
+
+
+def test_what_is_not_finite_is_left_out_of_the_sum():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0], skipped=True)
+    d.push(1, go[1])
+    start = d.take(0, StartRound)
+    assert start.members == [(0, 0), (1, 4)]
+    assert d.take(1, StartRound) == start
+    d.say(0, HasMean(1))
+    d.say(1, HasMean(1))
+    assert not d.told[0]
+    d.say(0, HasMean(start.attempt))
+    d.say(1, HasMean(start.attempt))
+    assert d.take(0, ApplyMean).live
+
+
+def test_nothing_is_applied_where_nothing_is_finite():
+    d = AllreduceDriver(1)
+    go = d.begin()
+    d.push(0, go[0], skipped=True)
+    d.say(0, HasMean(d.take(0, StartRound).attempt))
+    assert d.take(0, ApplyMean) == ApplyMean([], False, {})
+    d.say(0, Applied())
+    assert d.store.version == 1
+    assert d.store.applied == 0
+
+
+def test_parameters_without_a_gradient_are_those_that_no_worker_had_one_for():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0], absent=["a", "b"])
+    d.push(1, go[1], absent=["b", "c"])
+    d.say(0, HasMean(1))
+    d.say(1, HasMean(1))
+    assert d.take(0, ApplyMean).absent == ["b"]
+
+
+def test_local_state_that_some_lack_is_the_mean_over_those_who_have_it():
+    d = AllreduceDriver(samples=42)
+    go = d.begin()
+    d.push(0, go[0], lacking=[0, 1])
+    d.push(1, go[1], lacking=[1])
+    d.say(0, HasMean(1))
+    d.say(1, HasMean(1))
+    assert d.take(0, ApplyMean).lifts == {0: 2.0}
+    assert d.copies.nobodys == {1}
+
+
+def test_one_without_samples_gets_none_in_the_middle_of_a_round():
+    d = AllreduceDriver(samples=4)
+    go = d.begin()
+    assert go[1].start is None
+    d.say(1, AskLeases())
+    assert d.take(1, Leased) == Leased([])
+
+
+def test_a_repeated_push_counts_once_whenever_it_comes():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0])
+    d.repeat(0, go[0])
+    assert not d.protocol.round.whole
+    d.push(1, go[1])
+    for worker in range(2):
+        d.say(worker, HasMean(1))
+        d.repeat(worker, go[worker])
+    for worker in range(2):
+        d.take(worker, ApplyMean)
+        d.say(worker, Applied())
+    d.repeat(0, go[0])  # the next round is under way
+    assert d.protocol.round.pushed == {}
+    assert d.store.applied == 8
+    assert len(list(d.records.of(Updated))) == 1
+
+
+def test_one_whose_push_is_repeated_is_still_given_up_when_it_falls_silent():
+    d = AllreduceDriver(1)
+    go = d.begin()
+    d.add_up(go)
+    d.say(0, Applied())
+    d.take(0, Go)
+    d.repeat(0, go[0])
+    d.now += PATIENCE
+    d.look()
+    assert [record.worker for record in d.records.of(Lost)] == [0]
+
+
+# ---------------------------------------------------------------- who comes, and who dies
+
+
+def test_without_one_who_dies_the_others_add_up_again_in_a_new_group():
+    d = AllreduceDriver(3)
+    go = d.begin()
+    for worker in range(3):
+        d.push(worker, go[worker])
+    d.say(0, HasMean(1))
+    d.die(2)
+    start = d.take(0, StartRound)
+    assert start.members == [(0, 4), (1, 4)]
+    assert (start.attempt, start.group) == (2, 2)
+    assert d.keys.count == 2
+    d.say(0, HasMean(2))
+    d.say(1, HasMean(2))
+    assert isinstance(d.take(0, ApplyMean), ApplyMean)
+
+
+def test_those_who_are_left_are_watched_though_the_dead_one_had_not_contributed():
+    d = AllreduceDriver(3)
+    go = d.begin()
+    d.push(0, go[0])
+    d.push(1, go[1])
+    d.die(2)
+    assert d.protocol.deadline == {0: d.now + PATIENCE / 2, 1: d.now + PATIENCE / 2}
+
+
+def test_one_that_dies_while_all_apply_has_contributed_all_the_same():
+    d = AllreduceDriver(3)
+    go = d.begin()
+    d.add_up(go)
+    d.say(1, Applied())
+    d.die(0)
+    assert d.store.version == 0
+    d.say(2, Applied())
+    assert d.store.version == 1
+    assert d.store.applied == 12
+    assert d.copies.looked_at == 1  # the smallest that lives
+    assert [record.worker for record in d.records.of(Lost)] == [0]
+
+
+def test_a_successor_that_joins_while_all_apply_is_welcomed_after_it():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.add_up(go)
+    d.die(0)
+    d.join(0)
+    assert not d.told[0]
+    d.say(1, Applied())
+    assert d.take(0, Welcome) == Welcome(2)
+
+
+def test_one_that_was_given_up_while_all_apply_and_lives_has_to_join_again():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.add_up(go)
+    d.now += 0.6 * PATIENCE
+    d.say(1, Pong())
+    d.now += 0.4 * PATIENCE
+    d.look()
+    assert d.protocol.round.buried == {0: ""}
+    d.say(0, Applied())
+    assert d.take(0, Rejoin) == Rejoin()
+    d.say(0, Join())
+    d.say(1, Applied())
+    assert d.take(0, Welcome) == Welcome(2)
+
+
+def test_when_all_die_while_they_apply_the_parameters_are_lost():
+    d = AllreduceDriver()
+    d.add_up(d.begin())
+    d.die(0)
+    with pytest.raises(ParametersLost):
+        d.die(1)
+
+
+def test_one_that_comes_waits_for_the_round_to_be_over_and_gets_what_the_others_hold():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.die(1)
+    d.push(0, go[0])
+    start = d.take(0, StartRound)
+    d.join(1)
+    d.connect(1)  # an earlier process of it waited
+    d.say(1, Join())
+    assert not d.told[1]
+    d.say(0, HasMean(start.attempt))
+    d.take(0, ApplyMean)
+    d.say(0, Applied())
+    d.welcomed(1)
+    assert d.take(1, Go).fresh
+    assert not d.take(0, Go).fresh
+    assert [r.incarnation for r in d.records.of(Joined) if r.worker == 1] == [1, 2]
+
+
+def test_one_that_waits_to_join_is_welcomed_when_the_only_member_dies():
+    d = AllreduceDriver()
+    d.begin()
+    d.die(1)
+    d.join(1)
+    assert not d.told[1]
+    d.die(0)
+    assert d.take(1, Welcome) == Welcome(2)
+
+
+def test_one_that_joins_again_between_two_rounds_is_in_a_new_group():
+    """The members are the same by their numbers, but one of them is connected to nobody."""
+    d = AllreduceDriver()
+    go = d.begin()
+    d.add_up(go)
+    d.die(0)
+    d.join(0)
+    d.say(1, Applied())
+    d.welcomed(0)
+    start = d.take(0, Go).start
+    assert start.members == go[0].start.members
+    assert start.group == go[0].start.group + 1
+
+
+def test_what_a_lost_worker_holds_counts_no_more():
+    d = AllreduceDriver(3)
+    go = d.begin()
+    d.add_up(go)
+    for worker in range(3):
+        d.say(worker, Applied())
+    assert d.copies.looked_at == 0
+    d.die(0)
+    assert d.copies.looked_at == 1
+    d.die(1)
+    d.die(2)
+    assert d.copies.looked_at is None
+    assert d.copies.taken_over == 1
+    d.join(0)
+    d.welcomed(0)
+    assert d.take(0, Go).fresh
+
+
+def test_a_round_is_not_over_before_one_without_samples_has_gone_to_rest():
+    """The store would wait for it, and others be woken meanwhile."""
+    d = AllreduceDriver(3, samples=8)
+    go = d.begin()
+    assert go[2].start is None
+    d.add_up({worker: go[worker] for worker in range(2)})
+    d.say(0, Applied())
+    d.say(1, Applied())
+    assert d.store.version == 0
+    d.say(2, AskLeases())
+    d.say(2, Rest(0.0, 0.0))
+    assert d.store.version == 1
+    assert d.store.finished
+
+
+@pytest.mark.parametrize("how", ["dies", "joins again"])
+def test_or_is_gone(how):
+    d = AllreduceDriver(3, samples=8)
+    go = d.begin()
+    d.add_up({worker: go[worker] for worker in range(2)})
+    d.say(0, Applied())
+    d.say(1, Applied())
+    if how == "dies":
+        d.die(2)
+    else:
+        d.join(2)
+    assert d.store.version == 1
+
+
+def test_the_resting_are_woken_between_two_rounds():
+    d = AllreduceDriver(3, samples=8)
+    go = d.begin()
+    d.say(2, AskLeases())
+    d.take(2, Leased)
+    d.say(2, Rest(0.0, 0.0))
+    d.die(1)
+    assert not d.told[2]  # the round is under way
+    d.push(0, go[0])
+    d.say(0, HasMean(d.take(0, StartRound).attempt))
+    d.take(0, ApplyMean)
+    d.say(0, Applied())
+    assert d.take(2, Wake) == Wake()
+
+
+# ---------------------------------------------------------------- patience while adding up
+
+
+def test_the_silent_are_asked_after_half_of_patience_and_given_up_after_the_other_half():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0])
+    d.push(1, go[1])
+    d.now += PATIENCE / 2
+    d.look()
+    assert isinstance(d.take(0, Ping), Ping)
+    assert isinstance(d.take(1, Ping), Ping)
+    d.say(0, Pong())
+    d.now += PATIENCE / 2
+    d.look()
+    assert [record.worker for record in d.records.of(Lost)] == [1]
+    assert d.take(0, Ping) == Ping()
+    assert d.take(0, StartRound).members == [(0, 4)]
+
+
+def test_groups_that_fail_again_and_again_give_one_who_is_silent_no_more_time():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0])
+    d.push(1, go[1])
+    for group in range(1, 7):
+        d.say(0, GroupFailed(group, "worker 1 does not answer"))
+        d.now += PATIENCE / 5
+        d.look()
+    assert [record.worker for record in d.records.of(Lost)] == [1]
+
+
+def test_one_that_was_asked_before_has_all_of_patience_to_apply():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0])
+    d.push(1, go[1])
+    d.now += PATIENCE / 2
+    d.look()  # both are asked
+    d.say(0, Pong())
+    d.say(0, HasMean(1))
+    d.say(1, HasMean(1))
+    assert d.protocol.deadline == {0: d.now + PATIENCE, 1: d.now + PATIENCE}
+
+
+def test_a_late_word_of_a_failed_group_is_no_leave_to_fall_silent():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.add_up(go)
+    d.say(0, GroupFailed(1, "broken"))  # it had the mean already
+    d.say(1, Applied())
+    d.now += PATIENCE
+    d.look()
+    assert [record.worker for record in d.records.of(Lost)] == [0]
+
+
+def test_a_group_that_never_adds_up_ends_the_run():
+    d = AllreduceDriver()
+    go = d.begin()
+    d.push(0, go[0])
+    d.push(1, go[1])
+    for group in range(1, ATTEMPTS + 3):
+        d.say(0, GroupFailed(group, "no route"))
+    with pytest.raises(RunError, match=r"cannot add up, after 11 attempts \(no route\)"):
+        d.say(0, GroupFailed(ATTEMPTS + 3, "no route"))
