@@ -1,4 +1,4 @@
-"""One batch tried before a run begins, in a process of its own, so that it leaves no trace."""
+"""One batch tried before a run begins, so that it leaves no trace."""
 
 import io
 import os
@@ -10,18 +10,47 @@ import msgspec
 import torch
 from torch import nn
 
+from offbeat.data.prefetch import cannot_draw
 from offbeat.data.reader import Reader
 from offbeat.engine.local.process import fork, startable
 from offbeat.engine.signals import children_kept
 from offbeat.engine.spawn import where
 from offbeat.errors import ConfigError, RunError
+from offbeat.model.checks import made_of_torch
+from offbeat.model.copies import same_chance
 from offbeat.model.objective import Found, Loss, tried
+from offbeat.model.table import total_bytes
+
+LARGE = 1 << 24  # bytes of a model whose trial may need more memory than there is
 
 
 def try_batch(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
-    """Compute one step and tell what it showed; whatever does not fit becomes a clear error."""
+    """Compute one step and tell what it showed; whatever does not fit becomes a clear error.
+
+    Nobody knows what a user's own code does beside computing, so it gets a process of its own.
+    What is made of PyTorch's parts alone leaves buffers, gradients and generators, which can be
+    put back, and that is sooner done than forking.
+    """
+    known = made_of_torch(model, loss) and cannot_draw(reader)
+    if known and total_bytes(model.parameters()) < LARGE:
+        return _tried_here(model, reader, loss, batch_size)
     with children_kept():
         return _tried(model, reader, loss, batch_size)
+
+
+def _tried_here(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        with same_chance(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return tried(model, reader, loss, batch_size)
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def _tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:

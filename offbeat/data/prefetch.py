@@ -109,8 +109,12 @@ def worth_it(reader: Reader) -> bool:
     may draw for some samples only. So unasked it is done for data that cannot draw at all.
     Tensors in memory are indexed faster than a thread is woken.
     """
-    whole = isinstance(reader.dataset, TensorDataset)
-    return reader.collate is None and not whole and _cannot_draw(reader.dataset)
+    return not isinstance(reader.dataset, TensorDataset) and cannot_draw(reader)
+
+
+def cannot_draw(reader: Reader) -> bool:
+    """Whether batches are made without any code of the user's, and so without chance."""
+    return reader.collate is None and _cannot_draw(reader.dataset)
 
 
 def _cannot_draw(data: Any) -> bool:

@@ -6,10 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from offbeat.errors import ConfigError
 
+# Where PyTorch keeps the hooks of a tensor.
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 # What a dense gradient is the same as a sparse one to: rows without a gradient stay as they are.
 _SPARSE = (torch.optim.SGD, torch.optim.Adagrad)
 
@@ -50,12 +53,26 @@ def check_mode(model: nn.Module) -> None:
 def check_hooks(model: nn.Module) -> None:
     """The stages of a layout have parameters of their own, which hooks would not follow."""
     for name, parameter in model.named_parameters():
-        kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-        if any(getattr(parameter, kind, None) for kind in kinds):
+        if any(getattr(parameter, kind, None) for kind in HOOKS):
             raise ConfigError(
                 f"{name!r} has a hook, and a layout computes with parameters of its own, which "
                 "would not have it: leave layout out, or write what the hook does into forward"
             )
+
+
+def made_of_torch(model: nn.Module, loss: Any) -> bool:
+    """Whether model and loss are PyTorch's own, with nothing of the user's hung into them."""
+    ours = "torch.nn.modules."
+    for module in model.modules():
+        held = vars(module)
+        hooked = any(found for name, found in held.items() if name.endswith("_hooks"))
+        if not type(module).__module__.startswith(ours) or hooked or "forward" in held:
+            return False
+    for tensor in model.parameters():
+        if any(getattr(tensor, kind, None) for kind in HOOKS):
+            return False
+    function = getattr(loss, "__module__", None) == "torch.nn.functional"
+    return function or (isinstance(loss, nn.Module) and made_of_torch(loss, F.mse_loss))
 
 
 def check_sparse(names: Sequence[str], rule: torch.optim.Optimizer) -> None:
