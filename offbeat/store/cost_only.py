@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from offbeat.model.table import Flat
 from offbeat.store.averages import Averages
 from offbeat.store.parameters import Parameters
+from offbeat.store.pulls import WholePulls
 from offbeat.worker.contribution import Contribution
 
 
@@ -25,7 +26,7 @@ class CostOnlyParameters(Parameters):
         self.pull_bytes = pull_bytes
         self.names, self.tables, self.buffers, self.held = [], [], [], []
         self.flats, self.updaters, self.updater_state = [], [], {}
-        self.averages = Averages([], nn.Module())
+        self.averages, self.pulls = Averages([], nn.Module()), WholePulls()
 
     def begin(self, model: nn.Module) -> None:
         return

@@ -26,6 +26,7 @@ from offbeat.model.table import (
 from offbeat.rules.updater import Recipe, Updater
 from offbeat.store.averages import Averages
 from offbeat.store.digest import ParameterDigest, hexadecimal
+from offbeat.store.pulls import WholePulls
 from offbeat.store.slot import Slot
 from offbeat.store.staleness import Reads, make_weigher
 from offbeat.worker.contribution import Contribution
@@ -65,10 +66,12 @@ class Parameters:
         policies: Mapping[str, Any] | None = None,
         flats: Sequence[Flat] | None = None,
         held: Sequence[int] | None = None,
+        pulls: WholePulls = WholePulls(),  # noqa: B008
     ):
         """`flats` is where the parameters are to live, if not in this process's own memory.
 
-        `held` are the shards that this process holds, if others hold the rest.
+        `held` are the shards that this process holds, if others hold the rest; `pulls` is what a
+        worker gets of them.
         """
         entries = parameter_entries(model)
         self.names = [entry.name for entry in entries]
@@ -85,7 +88,7 @@ class Parameters:
         self.clip = recipe.clip
         self._digest = ParameterDigest(self.flats)
         self.weigher = make_weigher(weigh, self.flats)
-        self.reads = Reads()
+        self.reads, self.pulls = Reads(), pulls
         self.updater_state: dict[str, Tensor] = {}  # the mean of the workers' local rules
         self.add_up = combine
         self._sums: list[Flat] = []  # made when first needed: as large as the model
@@ -236,6 +239,7 @@ class Parameters:
 
     def remember(self, worker: int, version: int) -> None:
         """`worker` reads the parameters now, at `version`."""
+        self.pulls.take(worker, version, self.flats)
         if self.weigher.needed:
             self.reads.pull(worker, version)
             self.copy(version, self.reads.needed())
@@ -251,16 +255,18 @@ class Parameters:
 
     def enter(self, worker: int) -> None:
         """`worker` joins; what it pulls is everybody's."""
+        self.pulls.forget(worker)
         self.averages.enter(worker)
 
     def of(self, worker: int) -> list[Flat]:
-        """What `worker` pulls."""
-        return self.flats
+        """What `worker` has pulled."""
+        return self.pulls.of(worker, self.flats)
 
     def forget(self, worker: int) -> None:
         """`worker` is lost, and those who are there count before it."""
         self.averages.forget(worker)
         self.reads.forget(worker)
+        self.pulls.forget(worker)
 
     def digest_sum(self) -> int:
         """What the tensors held here add to the hash of all."""
@@ -362,7 +368,7 @@ class Parameters:
         held = sum(flat.table.nbytes for flat in self.flats)
         for updater in self.updaters:
             held += total_bytes(updater.tensors_of_state().values())
-        return held + self.weigher.nbytes
+        return held + self.weigher.nbytes + self.pulls.nbytes
 
     def nbytes_each(self) -> list[int]:
         """The same for every process that holds a part of it."""

@@ -323,7 +323,7 @@ class Store:
             steps = board.steps_by_speed(self.cells, worker, steps)
         parameters = self.parameters
         parameters.remember(worker, self.version)
-        size = self.pull_bytes + parameters.updater_bytes
+        size = parameters.pulls.bytes_of(worker, self.pull_bytes) + parameters.updater_bytes
         self.log.write(Pulled(now, worker, self.version, computed or [], steps, size))
         updater = parameters.updater_state
         return Snapshot(self.version, steps, self.epoch, parameters.of(worker), updater)
