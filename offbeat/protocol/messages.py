@@ -29,6 +29,7 @@ class Push(Message):
     absent: list[str] = []  # parameters that got no gradient at all
     place: int = -1  # which of its outgoing buffers; -1 if nothing goes out
     lacking: list[int] = []  # places of averaged local state that it does not have yet
+    rows: list[int] = []  # how many rows travel of tensors of which only some do
 
 
 class Pull(Message):
@@ -127,7 +128,7 @@ class Ping(Message):
 class Go(Message):
     """It is the worker's turn, with the parameters of `version`.
 
-    The last three say how buffers lie beside the message; the transport fills them in.
+    The last ones say how buffers lie beside the message; the transport fills them in.
     """
 
     version: int
@@ -140,6 +141,8 @@ class Go(Message):
     place: int = 0  # which of its incoming buffers
     updater: bool = False  # averaged optimiser state lies beside them
     lacking: list[int] = []  # places of averaged local state that nobody has yet
+    packed: bool = False  # whether they are packed: the change since this worker's last pull
+    before: float = 0.0  # seconds for which it was held before the run had begun
 
 
 class Leased(Message):
@@ -160,6 +163,7 @@ class Stop(Message):
     """The run is over, or was stopped before its end."""
 
     finished: bool
+    version: int = 0  # that it came to
 
 
 ToStore = (

@@ -38,6 +38,8 @@ IN_VAIN = 3  # times in a row that one may be given up without a contribution be
 class Authority(Protocol):
     """What the protocol asks of a store; contributions and snapshots pass through unread."""
 
+    version: int
+
     @property
     def finished(self) -> bool:
         """Whether every sample has been dealt with."""
@@ -93,13 +95,15 @@ class ServerSettings:
     """How a server treats its workers.
 
     `ahead` is how many leases a worker has beside those of its next steps; None gives out one at a
-    time. With `together` the first step begins when everybody is there. A server that
-    `forgives` gives a worker up any number of times without a contribution between them.
+    time. With `together` the first step begins when everybody is there, or as many as are to
+    `begin`. A server that `forgives` gives a worker up any number of times without a contribution
+    between them.
     """
 
     patience: float
     ahead: int | None = 0
     together: bool = True
+    begin: int | None = None
     forgives: bool = False
     digits: int | None = 7  # of times in the log; more are noise, and half of its size
 
@@ -147,9 +151,11 @@ class ServerProtocol:
         self.connected: set[int] = set()
         self.ready: deque[int] = deque()  # workers that may go on
         self.held_since: dict[int, float] = {}
+        self.early: dict[int, float] = {}  # who was held before the run began, and since when
         self.computed: dict[int, list[Lease]] = {}  # steps to be recorded with the next pull
         self.unpushed = [0] * workers  # leases each has told of and not yet pushed
         self.deadline: dict[int, float] = {}  # workers whose turn it is, and until when
+        self.not_its_turn: set[int] = set()  # who has a deadline only because its way has broken
         self.frozen: dict[int, float] = {}  # lost workers that may wake, and until when
         self.in_vain = [0] * workers  # times each was given up since it contributed
         self.met: set[int] = set()  # workers that have joined at least once, or died trying
@@ -180,6 +186,7 @@ class ServerProtocol:
         """A worker cannot be reached any more, and nobody minds."""
         self.connected.discard(worker)
         self.deadline.pop(worker, None)
+        self.not_its_turn.discard(worker)
         self.frozen.pop(worker, None)
 
     def gone(self, worker: int, now: float) -> None:
@@ -194,6 +201,31 @@ class ServerProtocol:
         self.connected.discard(worker)
         self.silent_since(worker, now)
 
+    def interrupted(self, worker: int, now: float) -> None:
+        """The way to a worker has broken; it has `patience` to be there again, as it was.
+
+        What it is told meanwhile waits for it.
+        """
+        self._at(now)
+        if worker not in self.deadline and self.over is None:
+            self.not_its_turn.add(worker)
+            self.deadline[worker] = now + self.patience
+
+    def restored(self, worker: int, now: float) -> None:
+        """It is there again, and nothing that was said is lost."""
+        self._at(now)
+        self.frozen.pop(worker, None)
+        if self.over is not None:
+            return
+        if worker in self.met and not self.store.present(worker) and worker not in self.left:
+            self._send(worker, Rejoin())  # it may be waiting for an answer that nobody gives
+            self.deadline[worker] = now + self.patience
+        elif worker in self.not_its_turn:
+            del self.deadline[worker]
+        elif worker in self.deadline:
+            self.deadline[worker] = now + self.patience
+        self.not_its_turn.discard(worker)
+
     def silent_since(self, worker: int, now: float) -> None:
         """From now on nothing is heard of a worker, whether it is its turn or not."""
         self.deadline[worker] = now + self.patience
@@ -203,6 +235,7 @@ class ServerProtocol:
         self._at(now)
         if self.over is None:
             self.deadline.pop(worker, None)
+            self.not_its_turn.discard(worker)
             handle = self.handlers.get(type(message))
             if handle is None:
                 self._comes_or_goes(worker, message)
@@ -229,7 +262,7 @@ class ServerProtocol:
         if now > self.now:
             self._answers_begin(now)
         if self.run_time.since is None:
-            if len(self.met) < self.workers:
+            if len(self.met) < (self.settings.begin or self.workers):
                 return False  # the first step begins when everybody is there
             self.run_time.begin(now)
             self.time = self.run_time.at(now)
@@ -244,7 +277,7 @@ class ServerProtocol:
 
     def dismiss(self) -> None:
         """Tell everyone that it is over; from here on only goodbyes count."""
-        self.over = Stop(self.store.finished or self.ended)
+        self.over = Stop(self.store.finished or self.ended, self.store.version)
         self.deadline.clear()
         for worker in sorted(self.connected):
             self._send(worker, self.over)
@@ -296,6 +329,7 @@ class ServerProtocol:
         while worker in self.ready:
             self.ready.remove(worker)
         self.held_since.pop(worker, None)
+        self.early.pop(worker, None)
         self.computed.pop(worker, None)
 
     def _push(self, worker: int, message: Push, contribution: Any) -> None:
@@ -336,6 +370,8 @@ class ServerProtocol:
         if computed:
             self.computed[worker] = computed
         self.held_since[worker] = self.time
+        if self.run_time.since is None:
+            self.early[worker] = self.now
         self.ready.extend(self.store.hold(worker))
 
     def _go(self, worker: int) -> tuple[Go, Any]:
@@ -344,10 +380,14 @@ class ServerProtocol:
         snapshot = self.store.pull(worker, self.time, computed)
         held = self.held_since.pop(worker, None)
         waited = 0.0 if held is None else self.moved - held
+        early = self.early.pop(worker, None)
         # One that does not wait for others exchanges first, and asks when it needs samples.
         one = self.settings.ahead is None and held is not None
         leases = self._top_up(worker, snapshot.steps, int(one))
-        return Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited), snapshot
+        go = Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited)
+        if early is not None:
+            go.before = max(0.0, self.now - early)
+        return go, snapshot
 
     def _top_up(self, worker: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
         """Leases for `steps` steps and some ahead, less what the worker still has."""
@@ -370,6 +410,7 @@ class ServerProtocol:
 
         Not later than that if it has been silent before: what is said to it is no sign of life.
         """
+        self.not_its_turn.discard(worker)
         self.deadline.setdefault(worker, self.now + self.patience)
 
     def next_deadline(self, now: float, spoken: Callable[[int], bool]) -> float | None:
@@ -385,6 +426,7 @@ class ServerProtocol:
         self._at(now)
         for worker in self._overdue(self.deadline, spoken):
             del self.deadline[worker]
+            self.not_its_turn.discard(worker)
             self.frozen[worker] = now + FROZEN * self.patience
             why = self.why(worker)
             self._count_in_vain(worker, why)

@@ -80,3 +80,17 @@ class Port(Protocol):
 
     def disconnect(self, worker: int) -> None:
         """Hear no more of a worker, and tell it nothing more."""
+
+
+class ConnectedPort(Port, Protocol):
+    """A port to which workers come by ways of their own: a socket, or a link of several."""
+
+    def connect(self, worker: int, way: Any) -> None:
+        """A way to a worker; a new one takes the place of one that is dead."""
+
+    def way(self, worker: int) -> Any:
+        """The way to a worker; None if there is none."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a way to anybody."""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from torch import Tensor
-
 from offbeat.model.table import Flat
 from offbeat.protocol.messages import (
     Go,
@@ -24,8 +22,9 @@ from offbeat.protocol.messages import (
     to_worker,
 )
 from offbeat.store.parameters import Parameters
-from offbeat.store.slot import Slot, without
+from offbeat.store.slot import Slot
 from offbeat.transport.link import Received, StoreGone
+from offbeat.transport.slots import contribution_in, fill, lay_out, snapshot_in
 from offbeat.worker.contribution import Contribution, Snapshot
 
 # ---------------------------------------------------------------- packets
@@ -136,33 +135,14 @@ class MemoryLink:
         self.came = 0.0
 
     def prepare(self, push: Push, contribution: Contribution) -> None:
-        slot = self.slot
-        if contribution.payload is not None:
-            push.place = 0  # by identity: comparing would look into the tensors
-            while slot.outgoing[push.place][0] is not contribution.payload[0]:
-                push.place += 1
+        fill(self.slot, push, contribution, self.local)
         if contribution.packed is not None:
             # On one machine nothing is gained by packing; the store sees what packing left.
-            for flat in slot.outgoing[push.place]:
+            for flat in self.slot.outgoing[push.place]:
                 for name, view in flat.views.items():
                     packed = contribution.packed[name]
                     view.copy_(packed.codec.decode(packed))
-        for name, tensor in contribution.statistics.items():
-            slot.statistics.views[name].copy_(tensor)
-        push.lacking = self._put_local(contribution.updater)
         self.prepared = encode(push)
-
-    def _put_local(self, updater: dict[str, Tensor]) -> list[int]:
-        """Returns the places of what is not there: names may not fit into a packet."""
-        lacking: list[int] = []
-        for place, (name, view) in enumerate(self.local.views.items()):
-            mine = updater.get(name)
-            if mine is None:
-                lacking.append(place)
-                view.zero_()  # where workers add up among themselves, nothing is to be added
-            elif mine is not view:
-                view.copy_(mine)
-        return lacking
 
     def push(self) -> None:
         self._send(self.prepared)
@@ -187,8 +167,7 @@ class MemoryLink:
         return message
 
     def snapshot(self, go: Go) -> Snapshot:
-        updater = without(self.slot.updater.views, go.lacking) if go.updater else {}
-        return Snapshot(go.version, go.steps, go.epoch, self.slot.incoming[go.place], updater)
+        return snapshot_in(self.slot, go)
 
     def close(self) -> None:
         self.wire.close()
@@ -216,6 +195,13 @@ class MemoryPort:
             with suppress(OSError):  # its other end may be gone
                 old.shutdown(socket.SHUT_RDWR)
 
+    def way(self, worker: int) -> socket.socket | None:
+        return self.wires.get(worker)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.wires)
+
     # ------------------------------------------------------------ what comes
 
     def receive(self, worker: int) -> Received | None:
@@ -223,24 +209,9 @@ class MemoryPort:
         if not packet:
             return None
         message: ToStore = to_store(packet)
-        found = self._contribution(worker, message) if isinstance(message, Push) else None
-        return Received(message, found)
-
-    def _contribution(self, worker: int, push: Push) -> Contribution:
-        slot, part = self.slots[worker], push.part
-        statistics: dict[str, Tensor] = {}
-        if slot.statistics.views and not part.skipped:
-            # Its own: it may wait for others, and the worker goes on.
-            statistics = slot.statistics.clone().views
-        return Contribution(
-            part,
-            slot.outgoing[push.place] if push.place >= 0 else None,
-            None,
-            frozenset(push.absent),
-            statistics,
-            without(slot.updater.views, push.lacking),
-            push.place,
-        )
+        if not isinstance(message, Push):
+            return Received(message)
+        return Received(message, contribution_in(self.slots[worker], message))
 
     def spoken(self, worker: int) -> bool:
         wire = self.wires.get(worker)
@@ -260,21 +231,11 @@ class MemoryPort:
         if wire is None:
             return
         if isinstance(message, Go):
-            self._lay_out(worker, message)
+            lay_out(self.slots[worker], message, worker, self.parameters, self.pulls[worker])
+            self.pulls[worker] += 1
         elif isinstance(message, Welcome):
             self.parameters.averages.write(self.slots[worker].statistics.views)
         self.outbox.put(worker, wire, encode(message))
-
-    def _lay_out(self, worker: int, go: Go) -> None:
-        """Where there are two places, the worker computes in the other one meanwhile."""
-        slot = self.slots[worker]
-        go.place = self.pulls[worker] % len(slot.incoming)
-        self.pulls[worker] += 1
-        if go.fresh:
-            self.parameters.give(worker, slot, go.place)
-        if self.parameters.averages_local_state:
-            go.updater = True
-            go.lacking = self.parameters.unlearnt(slot.updater.views)
 
     def take(self) -> list[int]:
         return self.outbox.take()

@@ -60,6 +60,7 @@ class StoreClient:
         self.pipelined = pipelined
         self.then_pull = True
         self.waited = 0.0  # seconds the last pull was held up by other workers
+        self.before = 0.0  # and by the beginning of the run, which is nobody's time
 
     @property
     def came(self) -> float:
@@ -86,7 +87,7 @@ class StoreClient:
             self._send(Pull(computed, not self.centre))
         self.promised = False
         go = self._await(Go)
-        self.waited = go.waited
+        self.waited, self.before = go.waited, go.before
         return self.link.snapshot(go)
 
     def lease(self) -> Lease | None:

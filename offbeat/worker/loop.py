@@ -102,6 +102,7 @@ class Loop:
             self.flying += end - self.in_flight
             self.hidden += start - self.in_flight
             self.in_flight = 0.0
+        start = min(end, start + self.client.before)
         waited = min(self.client.waited, end - start)
         self.timing.wait += waited
         self.timing.communication += end - start - waited

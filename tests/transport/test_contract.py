@@ -6,15 +6,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from offbeat.codec import parse
 from offbeat.config.run_config import Local
 from offbeat.config.setup import make_job
 from offbeat.data.lease import Lease
+from offbeat.engine.hosts.admission import Entrance, NetworkDoor, hash_of, threads_of_links
+from offbeat.engine.hosts.listener import Security, listen
+from offbeat.engine.local.cpu import CpuPolicy
+from offbeat.engine.local.dispatch import Around, Dispatcher
 from offbeat.engine.local.plan import memory_plan
 from offbeat.engine.local.shared_memory import SharedMemory
 from offbeat.engine.server import Server
@@ -22,10 +27,16 @@ from offbeat.log.log import Log
 from offbeat.log.records import Joined, Lost, Part
 from offbeat.model.table import Flat
 from offbeat.protocol.server import ServerProtocol, ServerSettings
+from offbeat.transport.cargo import Packing
+from offbeat.transport.dial import Address, Dialer
 from offbeat.transport.direct import DirectLink, DirectPort
 from offbeat.transport.faulty import Faults, FaultyLink
+from offbeat.transport.handshake import Enter
 from offbeat.transport.link import Link, RunOver, RunStopped, StoreGone
 from offbeat.transport.memory_link import MemoryLink, MemoryPort
+from offbeat.transport.tcp_link import DialedStore, TcpLink
+from offbeat.transport.tcp_port import TcpPort
+from offbeat.transport.tls import store_context
 from offbeat.worker.client import StoreClient
 from offbeat.worker.contribution import Contribution
 from tests.contract.common import Records, asked, optimizer_for, problem
@@ -43,9 +54,10 @@ class Rig:
 
     copies = True  # whether what is pulled is the worker's own
 
-    def __init__(self, discipline: str, workers: int, faults: Faults | None):
+    def __init__(self, discipline: str, workers: int, faults: Faults | None, codec: str | None):
         what = problem(normed)
-        self.job = make_job(asked(*what, discipline, optimizer_for(discipline), workers, 4, 2))
+        wanted = asked(*what, discipline, optimizer_for(discipline), workers, 4, 2)
+        self.job = make_job(replace(wanted, codec=codec))
         self.records = Records()
         self.log = Log()
         self.log.listeners.append(self.records)
@@ -55,6 +67,10 @@ class Rig:
         settings = ServerSettings(PATIENCE, together=False)
         self.protocol = ServerProtocol(self.store, workers, settings)
         self.server = Server(self.protocol, self.port, time.monotonic)
+        self.begin()
+
+    def begin(self) -> None:
+        """Be ready for links."""
 
     store: Any
     port: Any
@@ -172,8 +188,77 @@ class MemoryRig(Rig):
         self.shared.arena.close()
 
 
+class TcpRig(Rig):
+    """The whole way: dialled, proven, and over TCP."""
+
+    overlap, context = False, None
+
+    def open(self) -> None:
+        self.shared = SharedMemory(memory_plan(self.job, Local(overlap=self.overlap)))
+        self.store = self.job.make_store(self.log, self.shared.parameters, self.shared.cells)
+        final = [*self.shared.parameters, self.shared.averages]
+        parameters, slots = self.store.parameters, self.shared.slots
+        self.port = TcpPort(slots, parameters, final, Packing(self.job.codec), PATIENCE)
+        self.made: list[tuple[TcpLink, SharedMemory]] = []
+        self.own: dict[int, SharedMemory] = {}
+
+    def begin(self) -> None:
+        listening = listen(Address("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", listening.getsockname()[1])
+        security = Security(TOKEN, *(store_context(None) if self.context else ()))
+        self.door = NetworkDoor(Entrance(listening, security, {}, {}), self.port, self.log, LONG)
+        threads = partial(threads_of_links, PATIENCE)
+        self.dispatcher = Dispatcher(self.server, self.port, CpuPolicy(), Around(), threads)
+        self.lock = self.dispatcher.lock
+        self.door.open(self.dispatcher)
+        self.listening = listening
+
+    def link(self, worker: int) -> Link:
+        self.until(lambda: self.port.way(worker) is None or self.port.way(worker).ended)
+        plan = replace(memory_plan(self.job, Local(overlap=self.overlap)), workers=1, store=False)
+        mine = self.own[worker] = SharedMemory(plan)
+        dialer = Dialer(self.address, TOKEN, bool(self.context))
+        request = Enter(b"", 0, worker, True, False, hash_of({}), "", "here", 0.0)
+        maker = DialedStore(dialer, request, LONG)
+        found = TcpLink(maker, mine.slots[0], Packing(self.job.codec), self.overlap)
+        assert maker.number == worker
+        self.made.append((found, mine))
+        return found
+
+    def outgoing(self, worker: int) -> list[Flat]:
+        return self.own[worker].slots[0].outgoing[0]
+
+    def close(self) -> None:
+        for link, mine in self.made:
+            link.close()
+            mine.arena.close()
+        self.dispatcher.receivers.close()
+        self.door.close()
+        self.listening.close()
+        self.shared.arena.close()
+        if self.dispatcher.failure is not None:
+            raise self.dispatcher.failure
+
+
+class TlsRig(TcpRig):
+    context = True
+
+
+class ThreadRig(TcpRig):
+    """Bytes move in a thread of the worker's."""
+
+    overlap = True
+
+
 # Another transport is one more entry.
-TRANSPORTS: dict[str, type[Rig]] = {"direct": DirectRig, "memory": MemoryRig}
+TRANSPORTS: dict[str, type[Rig]] = {
+    "direct": DirectRig,
+    "memory": MemoryRig,
+    "tcp": TcpRig,
+    "tls": TlsRig,
+    "tcp-thread": ThreadRig,
+}
+TOKEN = b"a token of these tests"
 LATE = Faults(late=1.0)
 Make = Callable[..., Rig]
 
@@ -192,8 +277,13 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[Make]:
 def _made(name: str, usual: Faults | None) -> Iterator[Make]:
     made: list[Rig] = []
 
-    def make(discipline: str = "asp", workers: int = 2, faults: Faults | None = usual) -> Rig:
-        made.append(TRANSPORTS[name](discipline, workers, faults))
+    def make(
+        discipline: str = "asp",
+        workers: int = 2,
+        faults: Faults | None = usual,
+        codec: str | None = None,
+    ) -> Rig:
+        made.append(TRANSPORTS[name](discipline, workers, faults, codec))
         return made[-1]
 
     yield make
@@ -256,7 +346,7 @@ def test_a_push_arrives_bit_for_bit(rig: Make, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_store_sees_what_a_codec_has_left(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = rig()
+    one = rig(codec="topk:0.3")
     client = one.client(0)
     incarnation, snapshot = client.join(), client.pull([])
     came: list[Any] = []
@@ -268,7 +358,7 @@ def test_the_store_sees_what_a_codec_has_left(rig: Make, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(one.store, "push", looked_at)
     filled(one.outgoing(0), 1.0)
-    codec, draw = parse("topk:0.3"), torch.Generator().manual_seed(0)
+    codec, draw = one.job.codec, torch.Generator().manual_seed(0)
     packed = {n: codec.encode(v, draw) for n, v in values(one.outgoing(0)).items()}
     lease = client.lease()
     assert lease is not None

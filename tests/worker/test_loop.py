@@ -20,7 +20,7 @@ class PlayedClient:
         self.calls: list[str] = []
         self.told: list[list[Lease]] = []
         self.pushed: list[Part] = []
-        self.waited = 0.0
+        self.waited = self.before = 0.0
         self.version = 0
         self.ready: tuple[Part, bool] | None = None
 

@@ -1,0 +1,25 @@
+"""Something that a waiting thread can be woken by, among the sockets that it waits for."""
+
+import os
+from contextlib import suppress
+
+
+class Bell:
+    """Rung from any thread; it can be waited for like a file."""
+
+    def __init__(self) -> None:
+        self.handle = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self.handle
+
+    def ring(self) -> None:
+        os.eventfd_write(self.handle, 1)
+
+    def answer(self) -> None:
+        """It has been heard."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.handle)
+
+    def __del__(self) -> None:
+        os.close(self.handle)  # not sooner: its number may be another file's by then

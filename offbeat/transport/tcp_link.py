@@ -1,0 +1,348 @@
+"""A worker's end of a link over TCP: it dials out, and makes connections that break again."""
+
+import secrets
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import torch
+
+from offbeat.log.records import Part
+from offbeat.model.table import Flat
+from offbeat.protocol.messages import (
+    Go,
+    Join,
+    Push,
+    Rejoin,
+    Stop,
+    ToStore,
+    ToWorker,
+    Welcome,
+    encode,
+    to_worker,
+)
+from offbeat.store.slot import Slot
+from offbeat.transport.bell import Bell
+from offbeat.transport.cargo import Cargo, Packing
+from offbeat.transport.dial import Dialer
+from offbeat.transport.frames import MOST, ConnectionLost, Frames, Misbehaved, Views, tune
+from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, ask
+from offbeat.transport.link import StoreGone
+from offbeat.transport.slots import fill, snapshot_in
+from offbeat.worker.contribution import Contribution, Snapshot
+
+AWAY = 4  # times patience for which a worker looks for a store that does not answer
+FAR = 2e-3  # seconds of a round trip from which one connection is not enough
+LINK = 16  # bytes of the name of a link
+Result = TypeVar("Result")
+Mended = tuple[socket.socket, int]  # a connection, and how many bytes the store has had of it
+
+
+def connections_for(round_trip: float) -> int:
+    """How many connections a link has: one carries a window in each round trip, and no more."""
+    return MOST if round_trip >= FAR else 1
+
+
+class Maker(Protocol):
+    """How the connections of a link are made."""
+
+    def enter(self) -> tuple[bytes, list[socket.socket]]:
+        """Come with a new link; its name, and its connections."""
+
+    def mend(self, link: bytes, index: int, received: int) -> Mended | None:
+        """A connection in the place of one that has brought so many bytes.
+
+        None if the store knows nothing of this link, or no more.
+        """
+
+
+@dataclass
+class DialedStore:
+    """A store behind an address; `request` says who comes.
+
+    There are as many `connections` as the round trip asks for, or as many as are said.
+    """
+
+    dialer: Dialer
+    request: Enter
+    patience: float
+    connections: int | None = None
+    number: int = -1  # the worker's, once it is in
+    trips: list[float] = field(default_factory=list)  # seconds of the round trips so far
+
+    def enter(self) -> tuple[bytes, list[socket.socket]]:
+        return self._reach(self._enter)
+
+    def _enter(self) -> tuple[bytes, list[socket.socket]]:
+        with ExitStack() as open_until_all_are_made:
+            first, trip = self.dialer.connect(self.patience)
+            open_until_all_are_made.enter_context(first)
+            self.trips.append(trip)
+            link, count = secrets.token_bytes(LINK), self.connections or connections_for(trip)
+            asked = msgspec.structs.replace(
+                self.request, link=link, connections=count, round_trip=trip
+            )
+            answer = ask(first, asked)
+            if not isinstance(answer, Entered):
+                raise Misbehaved(f"the store has answered {type(answer).__name__}")
+            # Whoever comes again would like to be the same, if nobody else is by then.
+            self.request.number = self.number = answer.number
+            self.request.instead = False
+            tune(first, self.patience)
+            wires = [first]
+            for index in range(1, count):
+                made = self._mend(link, index, 0)
+                if made is None:
+                    raise ConnectionResetError("the store has lost a link that was just made")
+                wires.append(open_until_all_are_made.enter_context(made[0]))
+            open_until_all_are_made.pop_all()
+            return link, wires
+
+    def mend(self, link: bytes, index: int, received: int) -> Mended | None:
+        return self._reach(lambda: self._mend(link, index, received))
+
+    def _mend(self, link: bytes, index: int, received: int) -> Mended | None:
+        wire, trip = self.dialer.connect(self.patience)
+        self.trips.append(trip)
+        try:
+            answer = ask(wire, Attach(link, index, received))
+            if isinstance(answer, Attached):
+                tune(wire, self.patience)
+                return wire, answer.received
+            if not isinstance(answer, NoSuchLink):
+                raise Misbehaved(f"the store has answered {type(answer).__name__}")
+        except BaseException:
+            wire.close()
+            raise
+        wire.close()
+        return None
+
+    def _reach(self, attempt: Callable[[], Result]) -> Result:
+        """Try until the store answers: it may be out of reach for a while."""
+        until = time.monotonic() + AWAY * self.patience
+        while True:
+            try:
+                return attempt()
+            except OSError as error:
+                if time.monotonic() > until:
+                    raise StoreGone from error
+            time.sleep(min(1.0, self.patience / 20))
+
+
+# ---------------------------------------------------------------- moving bytes
+
+
+class Pump:
+    """Moves the frames of a link when the worker sends or waits, and mends what breaks."""
+
+    def __init__(self, maker: Maker, decode: Callable[[bytes], tuple[ToWorker, Views]]):
+        self.maker, self.decode = maker, decode
+        self.joining = self.anew = self.over = self.closed = False
+        self.bytes = 0  # over links that are no more
+        self.link, self.frames = self._fresh()
+
+    def _fresh(self) -> tuple[bytes, Frames]:
+        link, wires = self.maker.enter()
+        frames = Frames(len(wires), self.decode)
+        for connection, wire in zip(frames.connections, wires, strict=True):
+            connection.attach(wire)
+        return link, frames
+
+    def put(self, message: ToStore, buffers: Sequence[memoryview] = ()) -> None:
+        """Send, or begin to."""
+        if self.closed:
+            raise StoreGone
+        self.joining |= isinstance(message, Join)
+        self.frames.put(encode(message), buffers)
+        try:
+            self.frames.flush()
+        except ConnectionLost as lost:
+            self._mend(lost)
+
+    def wait(self) -> ToWorker:
+        """What comes next."""
+        while (found := self.turn(None)) is None:
+            continue
+        return found
+
+    def turn(self, bell: Bell | None) -> ToWorker | None:
+        """Move what can be moved, and what has come; else wait for more, or for `bell`."""
+        if self.closed:
+            raise StoreGone
+        if self.anew:  # what was under way is lost
+            self.anew = False
+            return Rejoin()
+        try:
+            sent = self.frames.flush()
+            if self.frames.absorb():
+                found: ToWorker = self.frames.message
+                self.joining &= not isinstance(found, Welcome)
+                self.over |= isinstance(found, Stop)
+                return found
+        except ConnectionLost as lost:
+            self._mend(lost)
+            return None
+        look = select.poll()
+        for wire in self.frames.wires():
+            look.register(wire, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
+        if bell is not None:
+            look.register(bell, select.POLLIN)
+        look.poll()
+        return None
+
+    def _mend(self, lost: ConnectionLost) -> None:
+        if self.over:
+            raise StoreGone
+        connection = self.frames.connections[lost.index]
+        connection.detach()
+        made = self.maker.mend(self.link, lost.index, connection.received)
+        if made is not None:
+            connection.attach(*made)
+            return
+        self.bytes += self.frames.moved
+        self.frames.close()
+        self.link, self.frames = self._fresh()
+        if self.joining:
+            self.frames.put(encode(Join()))
+        else:
+            self.anew = True
+
+    @property
+    def moved(self) -> int:
+        """Bytes that have gone either way."""
+        return self.bytes + self.frames.moved
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.frames.end()
+
+
+class PumpThread:
+    """The same in a thread of its own, while the worker computes."""
+
+    def __init__(self, pump: Pump):
+        self.pump = pump
+        self.outbox: deque[tuple[ToStore, Sequence[memoryview]]] = deque()
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.open = True
+        self.bell = Bell()
+        self.thread = threading.Thread(target=self._work, name="offbeat link", daemon=True)
+        self.thread.start()
+
+    def put(self, message: ToStore, buffers: Sequence[memoryview] = ()) -> None:
+        if not self.open:
+            raise StoreGone
+        self.outbox.append((message, buffers))
+        self.bell.ring()
+
+    def wait(self) -> ToWorker:
+        """What has come next; raises what has ended the link."""
+        found = self.inbox.get()
+        if isinstance(found, BaseException):
+            self.inbox.put(found)  # for whoever asks again
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def _work(self) -> None:
+        try:
+            while True:
+                self.bell.answer()  # before looking at anything that it is rung for
+                while self.outbox:
+                    self.pump.put(*self.outbox.popleft())
+                if not self.open:
+                    return
+                found = self.pump.turn(self.bell)
+                if found is not None:
+                    self.inbox.put(found)
+        except BaseException as error:
+            self.inbox.put(error)
+
+    @property
+    def moved(self) -> int:
+        return self.pump.moved
+
+    def close(self) -> None:
+        self.open = False
+        self.bell.ring()
+        self.thread.join()
+        self.pump.close()
+        self.inbox.put(StoreGone())
+
+
+# ---------------------------------------------------------------- the link
+
+
+class TcpLink:
+    """A worker's end: what it sends and pulls lies in its own slot, and its bytes travel."""
+
+    def __init__(self, maker: Maker, slot: Slot, packing: Packing, overlap: bool = False):
+        """With `overlap` bytes travel while the worker computes."""
+        self.slot, self.cargo = slot, Cargo(slot, packing)
+        # What the store knows this worker to have, where pulls bring changes to it.
+        self.held = [Flat(flat.table) for flat in slot.incoming[0]] if packing.pull else []
+        pump = Pump(maker, self._decode)
+        self.pump: Pump | PumpThread = PumpThread(pump) if overlap else pump
+        self.prepared = Push(Part(-1, 0, 0, 0, [], 0), False)
+        self.last_version = 0  # that the run came to, once it is over
+        self.came = 0.0
+
+    def _decode(self, told: bytes) -> tuple[ToWorker, Views]:
+        try:
+            message: ToWorker = to_worker(told)
+        except msgspec.MsgspecError as error:
+            raise Misbehaved(f"the store has said what is no message: {error}") from error
+        if isinstance(message, Go):
+            return message, self.cargo.of_go(message)
+        if isinstance(message, Welcome):
+            return message, self.cargo.of_welcome()
+        return message, self.cargo.of_stop() if isinstance(message, Stop) else []
+
+    def prepare(self, push: Push, contribution: Contribution) -> None:
+        fill(self.slot, push, contribution, self.slot.updater)
+        self.cargo.pack(push, contribution.packed)
+        self.prepared = push
+
+    def push(self) -> None:
+        self.pump.put(self.prepared, self.cargo.of_push(self.prepared))
+
+    def send(self, message: ToStore) -> None:
+        self.pump.put(message)
+
+    def receive(self) -> ToWorker:
+        found = self.pump.wait()
+        self.came = time.perf_counter()
+        if isinstance(found, Stop):
+            self.last_version = found.version
+        return found
+
+    def snapshot(self, go: Go) -> Snapshot:
+        if self.held and go.fresh:
+            self._take_change(go)
+        return snapshot_in(self.slot, go)
+
+    @torch.no_grad()
+    def _take_change(self, go: Go) -> None:
+        pulled = self.slot.incoming[go.place]
+        if go.packed:
+            self.cargo.changes[go.place].add(self.held)
+        for held, flat in zip(self.held, pulled, strict=True):
+            if go.packed:
+                flat.copy_(held)
+            else:
+                held.copy_(flat)
+
+    def figures(self) -> dict[str, float]:
+        """What the link came to: bytes that have gone either way."""
+        return {"wire": float(self.pump.moved)}
+
+    def close(self) -> None:
+        self.pump.close()
