@@ -43,6 +43,7 @@ class Defaults(TypedDict, total=False):
     patience: float | None
     via: str
     codec: Codec | str | None
+    pull_codec: Codec | str | None
     shards: int | Placement
     policies: Mapping[str, str]
     nonfinite: Literal["stop", "skip"]
@@ -50,6 +51,7 @@ class Defaults(TypedDict, total=False):
     checkpoint_every: int | None
     listeners: Sequence[Listener]
     layout: Layout | str | None
+    token: str | Path | None  # of ranks on several hosts: a file, or "$NAME", a variable
 
 
 def join(**defaults: Unpack[Defaults]) -> "Member":

@@ -145,7 +145,8 @@ def _config(told: Recorded, code: Mapping[str, Any], options: Mapping[str, Any])
     """The run of a folder, with what is code; what a user passes wins."""
     check_names(options, Options.__annotations__)
     named = (
-        *("discipline", "workers", "batch_size", "epochs", "seed", "numerics", "codec"),
+        *("discipline", "workers", "batch_size", "epochs", "seed", "numerics"),
+        *("codec", "pull_codec"),
         *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "constrain"),
     )
     return RunConfig(**{name: getattr(told, name) for name in named} | {**code, **options})

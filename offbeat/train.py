@@ -8,11 +8,12 @@ from typing import Any, Unpack
 from torch import nn
 from torch.utils.data import Dataset
 
-from offbeat.config.run_config import Local, Options, Simulated, configure
+from offbeat.config.run_config import Hosts, Local, Options, Simulated, configure
 from offbeat.config.setup import make_job
 from offbeat.config.task import Metric, OptimizerFactory
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.bring_up import bring_up
+from offbeat.engine.hosts.store import run_on_loopback
 from offbeat.engine.local.launcher import run_local
 from offbeat.engine.result import Run
 from offbeat.engine.session import fixed_arithmetic
@@ -77,6 +78,8 @@ def train(
         watch = Watch(str(discipline), virtual=isinstance(config.engine, Simulated))
         config = replace(config, listeners=(*config.listeners, watch))
     with fixed_arithmetic(), bring_up(config, make_job(config)) as run:
+        if isinstance(config.engine, Hosts):
+            return run_on_loopback(run)
         if isinstance(config.engine, Local):
             return run_local(run.roles(), run.kept, run.tally, config.listeners)
         with run.job.content.shared.lent():

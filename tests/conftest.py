@@ -35,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the golden trajectories anew instead of comparing with them",
     )
+    parser.addoption(
+        "--over",
+        choices=("memory", "tcp"),
+        default="memory",
+        help="how the real processes of the contract suite talk to their server",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import json
 import re
 import runpy
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ SLACK = 0.05
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?")
 RULE = re.compile("─+")
 HASH = re.compile(r"\b[0-9a-f]{32}\b")
+EXAMPLE = "192.168.1.5"  # the store's address on the pages
 RUN = ("offbeat", "torchrun")  # programs whose command lines are run
 MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:home|root|work|tmp|Users|opt|mnt|usr|var)/")
 
@@ -74,7 +76,9 @@ def blocks(text: str) -> list[Block]:
     for match in fence.finditer(text):
         adjacent = bool(found) and not text[end : match.start()].strip()
         before = found[-1] if found else None
-        if match[1] == "text" and adjacent and before and before.language == "python":
+        waits = before is not None and before.language == "hosts" and not before.shown_output
+        adjacent |= waits  # what several hosts print may be told of first
+        if match[1] == "text" and adjacent and before and before.language in ("python", "hosts"):
             shown, measured = match[3], bool(match[2])
             found[-1] = Block(before.language, before.text, before.line, shown, measured)
         line = text.count("\n", 0, match.start()) + 2
@@ -139,6 +143,41 @@ def run_command(command: str) -> tuple[int, str]:
         return code, out.read() + (complaints.read() if code else "")
 
 
+def run_hosts(text: str) -> str:
+    """Commands of several hosts, all on this one: each goes on while the next begins."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    started: list[tuple[str, subprocess.Popen[str]]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        _, _, command = line.partition("$ ")
+        command = command.replace(f"{EXAMPLE}:7077", f"127.0.0.1:{port}")
+        words = [sys.executable, "-m", *shlex.split(command)]
+        found = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append((command, found))
+        if command.startswith("offbeat store"):
+            assert found.stdout is not None
+            while "waiting for" not in (first := found.stdout.readline()):
+                assert first, f"{command} ended"
+    printed = ""
+    for command, found in reversed(started):  # the store ends last, and has most to say
+        said, _ = found.communicate()
+        assert found.returncode == 0, f"{command}\n{said}"
+        printed += said
+    return printed
+
+
+def same_part(shown: str, printed: str) -> bool:
+    """Whether an excerpt is a part of what was printed, numbers apart."""
+    parts = []
+    for text in (shown, printed):
+        # All is on one host here, where nothing needs to be encrypted.
+        text = text.replace(EXAMPLE, "127.0.0.1").replace("not encrypted", "encrypted")
+        words = HASH.sub("HASH", RULE.sub("─", text)).replace(" hosts", " host").split()
+        words = [re.sub(r"^[kMG]B(/s)?", "bytes", NUMBER.sub("#", word)) for word in words]
+        parts.append(" ".join(words))
+    return parts[0] in parts[1]
+
+
 def expected_code(command: str) -> int:
     """A command that is shown to fail says so: `# exits with 2`."""
     match = re.search(r"# exits with (\d+)", command)
@@ -171,6 +210,10 @@ def test_what_a_page_shows_runs(
                 assert same_words(block.shown_output, printed, block.measured) is None, where
         elif block.language == "toml":
             tomllib.loads(block.text)
+        elif block.language == "hosts":
+            printed = run_hosts(block.text)
+            if block.shown_output is not None:
+                assert same_part(block.shown_output, printed), f"{where}:\n{printed}"
         elif block.language in ("bash", "console"):
             for command, shown in commands(block):
                 code, printed = run_command(command)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import offbeat as ob
+from offbeat.engine.hosts.torchrun import HostsTorchrun
 from offbeat.engine.script_hosts import TorchrunHost
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.join import Member, join
@@ -407,13 +408,15 @@ def test_a_layer_may_rest_for_a_while() -> None:
 
 def test_torchruns_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     words = {
-        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
-        "TORCHELASTIC_RUN_ID": "one", "MASTER_PORT": "1234",
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+        "TORCHELASTIC_RUN_ID": "one", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234",
     }  # fmt: skip
     for key, value in words.items():
         monkeypatch.setenv(key, value)
     run = join()
     assert (run.rank, run.workers) == (3, 4)
-    assert run._host == TorchrunHost(3, 4, 1, 2, "one", 1234)
+    assert run._host == TorchrunHost(3, 4, "one", 1234)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert join()._host == HostsTorchrun(3, 4, "one", "10.0.0.7", 1234)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert join().workers == 1

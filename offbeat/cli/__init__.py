@@ -8,10 +8,24 @@ from typing import Annotated
 import typer
 
 import offbeat
-from offbeat.cli import compare, demo, doctor, layout, replay, report, run, simulate
+from offbeat.cli import (
+    compare,
+    demo,
+    doctor,
+    layout,
+    network,
+    replay,
+    report,
+    run,
+    simulate,
+    store,
+    work,
+)
 from offbeat.cli.output import EXIT_CODES, fail, stop_code
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.report.words import visible
+
+WITH_SCRIPTS = (["run"], ["store"], ["work"])
 
 app = typer.Typer(
     help="Train PyTorch models on uneven workers, from lock-step to free-running, "
@@ -27,7 +41,9 @@ for command in (
 ):
     app.command(epilog=EXIT_CODES)(command)
 # Words behind the script's name are its own, whatever they look like.
-app.command(epilog=EXIT_CODES, context_settings={"allow_interspersed_args": False})(run.run)
+for script in (run.run, store.store, work.work):
+    app.command(epilog=EXIT_CODES, context_settings={"allow_interspersed_args": False})(script)
+app.command(epilog=EXIT_CODES)(network.token)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _own(words: list[str]) -> list[str]:
     """The words that are not a script's."""
     scripts = [index for index, word in enumerate(words) if word.endswith(".py")]
-    return words[: scripts[0]] if words[:1] == ["run"] and scripts else words
+    return words[: scripts[0]] if words[:1] in WITH_SCRIPTS and scripts else words
 
 
 def _version(wanted: bool) -> None:

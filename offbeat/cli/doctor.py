@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.cli import options
+from offbeat.cli import network, options
 from offbeat.cli.output import print_json
 from offbeat.config.checks import at_least
 from offbeat.config.limits import (
@@ -26,6 +26,7 @@ from offbeat.config.limits import (
     text_of,
     tightest_of,
 )
+from offbeat.engine.hosts.doctor import examine_way, reach
 from offbeat.engine.local.doctor import (
     DoctorPlan,
     Finding,
@@ -34,8 +35,9 @@ from offbeat.engine.local.doctor import (
     try_fork,
     verdict,
 )
-from offbeat.errors import OffbeatError
+from offbeat.errors import ConfigError, OffbeatError
 from offbeat.report.tables import console
+from offbeat.transport.dial import Address, Dialer
 
 EXTRAS = ("scikit-learn", "matplotlib", "ray")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -51,10 +53,21 @@ ModelBytes = Annotated[
 
 
 def doctor(
-    workers: Workers = 4, model_bytes: ModelBytes = None, json: options.Json = False
+    workers: Workers = 4,
+    model_bytes: ModelBytes = None,
+    at: network.StoreAt = None,
+    token_file: network.TokenFile = None,
+    token_variable: network.TokenVariable = None,
+    tls: network.Tls = None,
+    authority: network.Authority = None,
+    json: options.Json = False,
 ) -> None:
-    """Check torch, cores, memory and limits for the local engine, and say what to change."""
+    """Check this machine for the local engine, or the way to a store, and say what to change."""
     at_least("--workers", workers, 1)
+    if at is not None:
+        token = network.token_from(token_file, token_variable)
+        _way(Dialer(Address.read(at), token, tls, authority), json)
+        return
     if model_bytes is not None:
         at_least("--model-bytes", model_bytes, 1)
     host, plan = here(Path()), DoctorPlan(workers, model_bytes)
@@ -71,6 +84,34 @@ def doctor(
             "findings": findings,
         }
         print_json(result | ({"error": words, "exit_code": code} if code else {}))
+    else:
+        screen = console(sys.stdout)
+        screen.print(findings_table(findings))
+        screen.print()
+        screen.print(words)
+    if code:
+        raise typer.Exit(code)
+
+
+def _way(dialer: Dialer, json: bool) -> None:
+    """What lies between here and a store."""
+    try:
+        found = reach(dialer)
+    except OSError as error:
+        raise ConfigError(
+            f"{dialer.address} cannot be reached ({error.strerror or error}): is a store listening "
+            "there (offbeat store --listen), and does a firewall let you through?"
+        ) from error
+    findings = examine_way(found, available_memory(text_of(Path("/proc/meminfo"))))
+    bad = [finding.name for finding in findings if finding.state == "bad"]
+    words = "Ready to work there."
+    if bad:
+        words = f"Not ready to work there: see what to do about {', '.join(bad)}."
+    code = OffbeatError.exit_code if bad else 0
+    if json:
+        measured = {"round_trip": found.round_trip, "bandwidth": found.bandwidth}
+        told = {"ready": not bad, "verdict": words, "findings": findings, **measured}
+        print_json(told | ({"error": words, "exit_code": code} if code else {}))
     else:
         screen = console(sys.stdout)
         screen.print(findings_table(findings))

@@ -24,6 +24,11 @@ def _in(panel: str, help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
+def training(help: str, metavar: str | None = None, *names: str) -> Any:
+    """An option of how a run is trained."""
+    return _in(TRAINING, help, *names, metavar=metavar)
+
+
 def _given(value: Any) -> bool:
     return value is not None and value is not False
 
@@ -92,6 +97,7 @@ Rate = Annotated[float | None, _in(TRAINING, "Learning rate; else the task's own
 Codec = Annotated[
     str | None, _in(TRAINING, "Make contributions smaller: bf16, int8, topk:0.01, ...")
 ]
+PullCodec = Annotated[str | None, _in(TRAINING, "Make what workers pull smaller: bf16, int8, ...")]
 Layout = Annotated[
     str | None,
     _in(TRAINING, "How each replica is split over processes.", metavar="pp=2,microbatches=8"),

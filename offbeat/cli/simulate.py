@@ -37,6 +37,7 @@ def simulate(
     epochs: options.Epochs = None,
     lr: options.Rate = None,
     codec: options.Codec = None,
+    pull_codec: options.PullCodec = None,
     layout: options.Layout = None,
     shards: options.Shards = 1,
     seed: options.Seed = 0,

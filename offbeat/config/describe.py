@@ -45,6 +45,7 @@ def describe_job(config: RunConfig, job: Job) -> dict[str, Any]:
         "epochs": job.epochs,
         "seed": job.seed,
         "codec": None if job.codec is None else str(job.codec),
+        "pull_codec": None if job.pull_codec is None else str(job.pull_codec),
         "nonfinite": job.nonfinite,
         "hash_every": job.hash_every,
         "numerics": job.numerics,
@@ -141,6 +142,7 @@ class Recorded(msgspec.Struct):
     hash_every: Count
     shuffle: bool
     codec: str | None = None
+    pull_codec: str | None = None
     optimizer: dict[str, Any] | None = None
     shards: Count = 1
     policies: dict[str, str] = {}

@@ -15,6 +15,7 @@ from offbeat.data.reader import Reader
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.log.log import Log
+from offbeat.model.checks import sparse_parameters
 from offbeat.model.objective import Loss
 from offbeat.model.replica import OwnReplica, Replica, SharedReplica
 from offbeat.model.shared_model import SharedModel
@@ -31,6 +32,7 @@ from offbeat.store.board import Cells
 from offbeat.store.cost_only import CostOnlyParameters
 from offbeat.store.gossip import GossipParameters
 from offbeat.store.parameters import Parameters
+from offbeat.store.pulls import PackedPulls, WholePulls
 from offbeat.store.staleness import Reads
 from offbeat.store.store import Store
 from offbeat.worker.send import Outs, Sender, make_sender
@@ -99,6 +101,7 @@ class AnyJob:
     epochs: int
     seed: int = 0
     codec: Codec | None = None
+    pull_codec: Codec | None = None  # of the change that a worker pulls
     nonfinite: Literal["stop", "skip"] = "stop"
     hash_every: int = 1
     drop_last: bool = False  # whether an epoch ends with its last whole batch
@@ -154,6 +157,10 @@ class AnyJob:
         """Bytes of one contribution without updater state, known before it is computed."""
         raise NotImplementedError
 
+    def pull_bytes(self, store: Store) -> int:
+        """Bytes of one pull, likewise."""
+        raise NotImplementedError
+
     def updater_bytes(self, store: Store) -> int:
         """Bytes of local optimiser state that travel both ways where the workers average it."""
         raise NotImplementedError
@@ -172,6 +179,9 @@ class CostJob(AnyJob):
         return CostOnlyWorker(number, incarnation, self.content.nbytes)
 
     def push_bytes(self, store: Store) -> int:
+        return self.content.nbytes
+
+    def pull_bytes(self, store: Store) -> int:
         return self.content.nbytes
 
     def updater_bytes(self, store: Store) -> int:
@@ -222,6 +232,7 @@ class Job(AnyJob):
             numbers.policies,
             flats,
             held,
+            WholePulls() if self.pull_codec is None else PackedPulls(self.pull_codec, self.seed),
         )
         if isinstance(made, GossipParameters):
             made.seed = self.seed
@@ -294,6 +305,19 @@ class Job(AnyJob):
         else:
             size = sum(self.codec.nbytes(entry.shape, entry.dtype) for entry in entries)
         return size + sum(e.nbytes for e in parameters.buffers if e.policy == "averaged")
+
+    @property
+    def sparse(self) -> tuple[str, ...]:
+        """Parameters of whose gradients only some rows are sent, if they are a gradient's."""
+        each = self.discipline.send.each_gradient
+        return sparse_parameters(self.content.model) if each else ()
+
+    def pull_bytes(self, store: Store) -> int:
+        """Bytes of the parameters that a worker pulls, after its first pull."""
+        if self.pull_codec is None:
+            return store.pull_bytes
+        entries = [entry for table in store.parameters.tables for entry in table]
+        return sum(self.pull_codec.nbytes(entry.shape, entry.dtype) for entry in entries)
 
     def updater_bytes(self, store: Store) -> int:
         if not self.discipline.send.averages_state:

@@ -75,6 +75,7 @@ def _listeners(value: Any) -> bool:
 
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "codec": (_is(str, Codec), "write text such as 'topk:0.01', or a value of ob.codec"),
+    "pull_codec": (_is(str, Codec), "write text such as 'int8', or a value of ob.codec"),
     "schedule": (_is(Schedule), "write ob.Schedule(factory)"),
     "clip": (_is(Clip), "write ob.Clip(norm=1.0)"),
     "policies": (
@@ -85,6 +86,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "collate": (_function, "pass a function that takes a list of samples"),
     "listeners": (_listeners, "pass a list of ob.Listener"),
     "out": (_is(str, Path), "name a folder"),
+    "token": (_is(str, Path), "name the file that has it, or a variable, as in '$RUN_TOKEN'"),
     "start": (_is(str, Path), "name the folder of a run"),
     "origin": (lambda value: isinstance(value, Mapping), "pass a mapping"),
 }

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -52,6 +52,8 @@ class Local:
     prefetch: bool | None = None  # read ahead in a thread; True: the dataset never draws
     via: str = "store"  # how contributions meet: in a store, or "allreduce", among the workers
 
+    name: ClassVar[str] = "local"
+
     def __post_init__(self) -> None:
         check_kinds(vars(self))
         patience: Any = self.patience
@@ -66,7 +68,7 @@ class Local:
     def described(self, job: Job) -> dict[str, Any]:
         """What a run folder says of this engine: all that replay and resuming depend on."""
         return {
-            "engine": "local",
+            "engine": self.name,
             "threads": self.threads_for(job),
             "overlap": self.overlap,
             "via": self.via,
@@ -80,6 +82,25 @@ class Local:
         if total_bytes(job.content.model.parameters()) < SMALL:
             return 1
         return max(1, len(os.sched_getaffinity(0)) // processes_of(job))
+
+
+@dataclass(frozen=True)
+class Hosts(Local):
+    """Workers on other machines, which reach a store on this one over the network.
+
+    The first step begins when `begin` workers are there; None is all of them.
+    """
+
+    begin: int | None = None
+
+    name: ClassVar[str] = "hosts"
+
+    def threads_for(self, job: Job) -> int:
+        """The same for all, so that a replay adds up as they do."""
+        small = total_bytes(job.content.model.parameters()) < SMALL
+        each = processes_of(job) // job.workers
+        cores = 1 if small else max(1, len(os.sched_getaffinity(0)) // each)
+        return self.threads or cores
 
 
 def processes_of(job: Job) -> int:
@@ -144,6 +165,7 @@ class RunConfig:
     workers: int = USUAL
     layout: Layout | str | None = None
     codec: Codec | str | None = None
+    pull_codec: Codec | str | None = None
     shards: int | Placement = 1
     policies: Mapping[str, str] = field(default_factory=dict)
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -151,6 +173,7 @@ class RunConfig:
     # Where.
     engine: Local | Simulated | Alone = field(default_factory=Local)
     verify: bool = False
+    token: str | Path | None = None  # where ranks on several hosts find that of the run
 
     # What is kept of it, and who sees it.
     out: str | Path | None = None
@@ -194,6 +217,7 @@ class Options(TypedDict, total=False):
     """What `train` and `replay` take beyond the essentials."""
 
     codec: Codec | str | None  # how small contributions are made: "topk:0.01", "int8", ...
+    pull_codec: Codec | str | None  # and how small the change is made that a worker pulls
     schedule: Schedule | None  # learning rate over epochs or versions
     clip: Clip | None  # gradient clipping
     constrain: Constraint | str | Sequence[Constraint | str] | None  # after each update
@@ -229,6 +253,8 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
 
 
 def _local(engine: Any, cluster: Any, workers: int, given: dict[str, Any]) -> Local:
+    if isinstance(engine, Hosts):
+        return replace(engine, **given)
     if engine != "local":
         raise ConfigError(f"unknown engine {engine!r}: there are 'local' and 'sim'")
     if cluster is not None:

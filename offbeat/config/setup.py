@@ -12,7 +12,7 @@ from offbeat.config import last_batch as last
 from offbeat.config.checks import at_least
 from offbeat.config.describe import numerics_of
 from offbeat.config.job import Job, Training
-from offbeat.config.run_config import RunConfig
+from offbeat.config.run_config import Local, RunConfig
 from offbeat.config.schedule_length import check_length
 from offbeat.config.trial import try_batch
 from offbeat.data.reader import Reader
@@ -64,6 +64,7 @@ def make_job(config: RunConfig) -> Job:
         config.epochs,
         config.seed,
         _codec(config.codec),
+        _pull_codec(config, discipline),
         config.nonfinite,
         _hash_every(config.hash_every, model),
         config.drop_last,
@@ -202,6 +203,25 @@ def _placement(value: Any) -> Placement:
     if isinstance(value, BySize | ByCount | ByWeight):
         return value
     return BySize(at_least("shards", value, 1))
+
+
+def _pull_codec(config: RunConfig, discipline: Discipline) -> Codec | None:
+    """How pulls are packed, where that can be: a worker then has not quite what the store has."""
+    codec = _codec(config.pull_codec)
+    if codec is None:
+        return None
+    why = ""
+    if discipline.pairs or discipline.send.in_place:
+        why = f"under {discipline} nobody pulls from the store"
+    elif discipline.weigh.elementwise:
+        why = f"{discipline} compares with the parameters that were pulled"
+    elif count(_placement(config.shards)) > 1:
+        why = "with several shards nobody has all of a pull"
+    elif isinstance(config.engine, Local) and config.engine.via != "store":
+        why = "workers that add up among themselves pull once"
+    if why:
+        raise ConfigError(f"{why}: leave pull_codec out")
+    return codec
 
 
 def _codec(value: Codec | str | None) -> Codec | None:

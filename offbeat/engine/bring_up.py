@@ -3,7 +3,7 @@
 What comes after that is the engine's: in this process it takes `session`, with others `roles`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +75,7 @@ class ReadyRun:
                 log.write(begun)
             yield session
 
-    def roles(self) -> Roles:
+    def roles(self, make: Callable[..., Roles] = Roles) -> Roles:
         """For an engine with processes of its own: what each of them does."""
         assert isinstance(self.config.engine, Local)
         beginning = Beginning(relaid=self.kept.relaid)
@@ -85,7 +85,7 @@ class ReadyRun:
             kind = self.job.discipline.for_workers(self.job.workers)
             beginning = Beginning(partial(begin_with, earlier=earlier, discipline=kind))
         engine, folder = self.config.engine, self.kept.folder
-        return Roles(self.job, engine, folder, self.evaluator, self.intervals, beginning)
+        return make(self.job, engine, folder, self.evaluator, self.intervals, beginning)
 
     def _begun(self, store: Store) -> Begun | None:
         """Begin with an earlier run, unless there is nothing to begin any more."""

@@ -55,6 +55,7 @@ Saved = tuple[dict[str, Tensor], dict[str, Any]]  # a checkpoint: tensors and th
 # What may be another when a run goes on. A checkpoint does not say how it was sharded, nor how
 # contributions met.
 FREE = ("origin", "shards", "via")
+REAL = ("local", "hosts")  # engines whose checkpoints are the same
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,14 @@ class RunSession:
         found = folder.newest(_Fits(folder))
         saved = None if found is None else (found.tensors, found.meta)
         relaid = None
-        if config["engine"] == "local" and saved is not None:
+        if config["engine"] in REAL and saved is not None:
             before |= _in_force(folder, saved, before)
             if before["layout"] != config["layout"]:
                 relaid = Relaid(saved[1]["time"], config["layout"], config["threads"])
         # Nor does a checkpoint say how replicas were split, but a replay has to know: the log will.
         free = (*FREE, *(("layout", "threads") if relaid else ()))
+        if before["engine"] in REAL and config["engine"] in REAL:
+            free = (*free, "engine")
         here = {key: value for key, value in config.items() if key not in free}
         difference = first_difference(before, here)
         if difference is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from offbeat.config.run_config import Alone, RunConfig, anywhere
+from offbeat.engine.hosts.torchrun import HostsTorchrun
 from offbeat.engine.local import scripts as local_script
 from offbeat.engine.local import torchrun
 from offbeat.engine.local.single import SingleParticipant
@@ -58,10 +59,11 @@ class LaunchedHost:
         self.worker = found
         return found
 
-    def ended(self, error: BaseException | None) -> None:
+    def ended(self, error: BaseException | None) -> bool:
         """The script is through or has failed; a worker's process goes no further than here."""
         if self.worker is not None:
             self.worker.ended(error)
+        return False
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,6 @@ class TorchrunHost:
 
     rank: int
     workers: int
-    local_rank: int
-    local_workers: int
     run: str
     port: int
 
@@ -82,7 +82,6 @@ class TorchrunHost:
                 f"several: write offbeat run -n {self.workers} --layout {given['layout']} "
                 "instead of torchrun"
             )
-        local_script.refuse_several_machines(self.workers, self.local_workers)
         threads = torch.get_num_threads()
         return {**given, "workers": self.workers, "engine": "local", "threads": threads}
 
@@ -90,19 +89,16 @@ class TorchrunHost:
         return torchrun.enter(config, torchrun.Rank(self.rank, self.workers, self.run, self.port))
 
 
-def torchrun_host() -> TorchrunHost | None:
+def torchrun_host() -> TorchrunHost | HostsTorchrun | None:
     """What torchrun's environment says, if there is more than one process."""
     words = os.environ
     if "TORCHELASTIC_RUN_ID" not in words or words.get("WORLD_SIZE", "1") == "1":
         return None
-    return TorchrunHost(
-        int(words["RANK"]),
-        int(words["WORLD_SIZE"]),
-        int(words["LOCAL_RANK"]),
-        int(words["LOCAL_WORLD_SIZE"]),
-        words["TORCHELASTIC_RUN_ID"],
-        int(words["MASTER_PORT"]),
-    )
+    rank, workers = int(words["RANK"]), int(words["WORLD_SIZE"])
+    run, port = words["TORCHELASTIC_RUN_ID"], int(words["MASTER_PORT"])
+    if int(words["LOCAL_WORLD_SIZE"]) < workers:
+        return HostsTorchrun(rank, workers, run, words["MASTER_ADDR"], port)
+    return TorchrunHost(rank, workers, run, port)
 
 
 class Finished(SystemExit):

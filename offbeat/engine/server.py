@@ -29,6 +29,15 @@ class Server:
         if worker not in self.protocol.connected:
             self.port.disconnect(worker)
 
+    def interrupted(self, worker: int) -> None:
+        """The way to a worker has broken; what it is told waits for another."""
+        self.protocol.interrupted(worker, self.clock())
+
+    def restored(self, worker: int) -> None:
+        """There is a way to a worker again, and nothing that was said is lost."""
+        self.protocol.restored(worker, self.clock())
+        self._deliver()
+
     def look(self) -> None:
         """Go on without those whose time has run out."""
         self.protocol.look(self.clock(), self.port.spoken)

@@ -115,6 +115,15 @@ class Ended(Record, tag="end"):
     version: int
 
 
+class Linked(Record, tag="link"):
+    """A worker on `host` can be reached over a network, for the first time or anew."""
+
+    worker: int
+    host: str
+    round_trip: float  # seconds, as it was measured then
+    connections: int
+
+
 class Relaid(Record, tag="relaid"):
     """A run goes on with replicas that are split in another way, and so sum in another order."""
 
@@ -148,7 +157,7 @@ class Evaluated(Record, tag="test"):
 
 
 Entry = (
-    Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Left | Ended | Relaid
-    | Rested
+    Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Left | Ended | Linked
+    | Relaid | Rested
     | EpochDone | Evaluated
 )  # fmt: skip

@@ -75,6 +75,15 @@ def made_of_torch(model: nn.Module, loss: Any) -> bool:
     return function or (isinstance(loss, nn.Module) and made_of_torch(loss, F.mse_loss))
 
 
+def sparse_parameters(model: nn.Module) -> tuple[str, ...]:
+    """Parameters whose gradients have only the rows that a batch has looked up."""
+    return tuple(
+        f"{name}.weight" if name else "weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    )
+
+
 def check_sparse(names: Sequence[str], rule: torch.optim.Optimizer) -> None:
     """The store adds up whole tensors, which is the same only to rules that leave rows alone."""
     kind = type(rule).__name__

@@ -16,6 +16,7 @@ from offbeat.log.records import (
     Evaluated,
     Joined,
     Left,
+    Linked,
     Lost,
     Part,
     Pulled,
@@ -43,6 +44,8 @@ class WorkerFigures(msgspec.Struct):
     bytes_received: int = 0
     staleness: float = 0.0  # mean
     joins: int = 0
+    host: str = ""  # where it computes, if that is another
+    round_trip: float = 0.0  # seconds to the store, when it was last reached over a network
 
 
 class ProcessFigures(msgspec.Struct):
@@ -115,6 +118,8 @@ class Summary(msgspec.Struct):
     metric_name: str = ""
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
+    wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
+    turned_away: int = 0  # connections from others that did not belong to the run
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -280,6 +285,9 @@ class Tally(Listener):
             self.left.add(record.worker)
         elif isinstance(record, Ended):
             self.ended_by = record.worker
+        elif isinstance(record, Linked):
+            mine = self.figures[record.worker]
+            mine.host, mine.round_trip = record.host, record.round_trip
 
     def _updated(self, record: Updated) -> None:
         self.updates += 1

@@ -116,7 +116,7 @@ def run_table(summary: Summary) -> RenderableType:
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
     """The figures of a run as (name, words)."""
-    per = "/s" if summary.engine == "local" else " per virtual second"
+    per = "/s" if summary.engine in ("local", "hosts") else " per virtual second"
     rows = [
         *_real(summary),
         *(layout_lines(summary.layout) if summary.layout is not None else ()),
@@ -140,6 +140,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("waiting", f"{share(summary.wait_share)} of all workers' time"),
         ("bytes", f"{size(summary.bytes_sent)} sent, {size(summary.bytes_received)} received"),
     ]
+    if summary.wire_bytes:
+        rows.append(("network", network_line(summary)))
     if summary.overlap:
         rows.append(("overlap", overlap_line(summary.overlap)))
     if any(summary.memory.values()):
@@ -149,6 +151,23 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     if summary.parameter_hash:
         rows.append(("parameters", f"hash {summary.parameter_hash}"))
     return rows
+
+
+def network_line(summary: Summary) -> str:
+    """What went over the wire, how far it is, and how much of the workers' time that took."""
+    workers = [mine for mine in summary.per_worker if mine.host]
+    trips = sorted(mine.round_trip for mine in workers)
+    busy = sum(w.compute + w.wait + w.communication for w in workers)
+    link = sum(w.communication for w in workers) / busy if busy else 0.0
+    ends = trips[:1] if len(trips) == 1 else [trips[0], trips[-1]]
+    far = " to ".join(f"{1e3 * trip:.2g}" for trip in ends) + " ms"
+    said = (
+        f"{size(summary.wire_bytes)} over the wire to "
+        f"{counted(len({mine.host for mine in workers}), 'host')}, round trip {far}; "
+        f"{share(link)} of the workers' time went into the link"
+    )
+    away = summary.turned_away
+    return f"{said}; {counted(away, 'connection')} turned away" if away else said
 
 
 _HOLDERS = {
@@ -161,6 +180,8 @@ _HOLDERS = {
 
 def _real(summary: Summary) -> list[tuple[str, str]]:
     """Which engine, and whose speeds: only where time was real."""
+    if summary.engine == "hosts":
+        return [("engine", "hosts: workers that reach the store over a network")]
     if summary.engine != "local":
         return []
     rows = [("engine", "local: processes on this machine, in real time")]

@@ -15,6 +15,7 @@ from offbeat.log.records import (
     Evaluated,
     Joined,
     Left,
+    Linked,
     Lost,
     Part,
     Pulled,
@@ -87,6 +88,7 @@ class RunState:
             Joined: self._joined,
             Lost: self._lost,
             Left: self._left,
+            Linked: self._linked,
             Ended: self._ended,
             Refused: self._refused,
             Rested: self._rested,
@@ -217,6 +219,10 @@ class RunState:
         worker.state, worker.since, worker.pending, worker.missed = LEFT, None, False, ""
         again = f"; {back:,} samples go out again" if back else ""
         self._tell(record.time, "left", f"worker {record.worker} left its loop{again}")
+
+    def _linked(self, record: Linked) -> None:
+        far = f"round trip {1e3 * record.round_trip:.2g} ms"
+        self._tell(record.time, "link", f"worker {record.worker} calls from {record.host}, {far}")
 
     def _ended(self, record: Ended) -> None:
         self._tell(record.time, "ended", f"worker {record.worker} ended the run for all")

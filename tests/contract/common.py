@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.config.run_config import RunConfig
+from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.data.reader import Reader
 from offbeat.engine.sim import compute_times as pace
 from offbeat.log.log import read
@@ -130,6 +130,16 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
+class Links:
+    """How real processes talk to their server: `pytest --over tcp` has them do it by TCP."""
+
+    over = "memory"
+
+
+links = Links()
+NOT_OVER_TCP = {"via", "layout"}
+
+
 def problem(make: Callable[[], nn.Module] = mlp, samples: int = 24, seed: int = 0) -> Problem:
     """A regression of 3 numbers to 2, in float64."""
     with torch.random.fork_rng(devices=[]):
@@ -148,7 +158,9 @@ def run(engine: str, what: Problem, discipline: ob.Discipline | str, **options: 
     if "optimizer" not in options:
         options["optimizer"] = optimizer_for(discipline)
     fresh = what._replace(model=copy.deepcopy(what.model))
-    return ob.train(*fresh, discipline=discipline, engine=engine, **options)
+    over_tcp = links.over == "tcp" and engine == "local" and not options.keys() & NOT_OVER_TCP
+    where: Any = Hosts() if over_tcp else engine
+    return ob.train(*fresh, discipline=discipline, engine=where, **options)
 
 
 def replay_as(folder: Path, what: Problem, **changes: Any) -> ob.Replay:
@@ -179,6 +191,12 @@ def check_run(folder: Path, what: Problem, epochs: int = 2, **code: Any) -> list
     updates = sum(isinstance(record, Updated) for record in records)
     assert ob.replay(folder, *what, **code).check().compared == updates
     return records
+
+
+def packs_pulls(discipline: ob.Discipline) -> bool:
+    """Whether workers of this discipline pull what may be packed."""
+    aside = discipline.pairs or discipline.send.in_place or discipline.weigh.elementwise
+    return not aside
 
 
 def optimizer_for(discipline: ob.Discipline | str, factory: Any = MOMENTUM) -> Any:

@@ -7,6 +7,10 @@ from tests.contract import common
 ENGINES = ["sim", "local"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    common.links.over = str(config.getoption("--over"))
+
+
 @pytest.fixture(scope="session", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     """The name of an engine, as `ob.train(engine=...)` takes it."""

@@ -101,6 +101,17 @@ def test_several_threads_are_replayed_with_as_many(local_only, name, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("codec", "name"), [("int8", "bsp"), ("topk:0.3", "asp"), ("bf16", "local"), ("1bit", "easgd")]
+)
+def test_packed_pulls_are_replayed(local_only, codec, name, tmp_path):
+    what, out = problem(net, samples=26), tmp_path / "run"
+    got = run(local_only, what, named(2)[name], workers=2, pull_codec=codec, out=out)
+    check_run(out, what)
+    whole = run(local_only, what, named(2)[name], workers=2)
+    assert got.summary().bytes_received < whole.summary().bytes_received
+
+
+@pytest.mark.parametrize(
     ("codec", "name"),
     [(codec, name) for codec in CODECS for name in ("asp", "local")] + [("int8", "downpour")],
 )

@@ -23,6 +23,7 @@ from tests.contract.common import (
     examples,
     named,
     optimizer_for,
+    packs_pulls,
     problem,
     run,
     scratch,
@@ -43,11 +44,12 @@ def test_replay_is_the_run_at_every_version(engine, name, cluster, seed, codec, 
     discipline = named(len(cluster))[name]
     adam = partial(torch.optim.Adam, lr=0.01)
     factory = data.draw(st.sampled_from([MOMENTUM, adam]))
+    pulled = data.draw(st.sampled_from(CODECS)) if packs_pulls(discipline) else None
     with scratch() as folder:
         out = folder / "run"
         got = run(
             engine, what, discipline, cluster=cluster, seed=seed, codec=codec, out=out,
-            optimizer=optimizer_for(discipline, factory),
+            optimizer=optimizer_for(discipline, factory), pull_codec=pulled,
         )  # fmt: skip
         found = ob.replay(out, *what)
     assert found.difference is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import offbeat as ob
 from offbeat.data.lease import Lease
 from offbeat.engine.sim.compute_times import distribution
-from offbeat.log.records import Dropped, EpochDone, Evaluated, Lost, Record, Refused, Rested
+from offbeat.log.records import Dropped, EpochDone, Evaluated, Linked, Lost, Record, Refused, Rested
 from offbeat.store.board import Row, State, blockers
 from offbeat.watch.picture import BARS, POINTS, Curve, Picture, bars
 from offbeat.watch.state import EVENTS, ROWS, RunState, blocking
@@ -221,6 +221,11 @@ def test_counts_and_figures_come_from_the_records():
     assert picture.staleness == pytest.approx(1 / 3)
     assert picture.bars == [(0, 0, 2), (1, 1, 1)]
     assert (picture.version, picture.epochs, picture.done) == (1, 1, 0.08)
+
+
+def test_a_worker_on_another_host_says_from_where_it_comes():
+    state = seen(Linked(0.5, 1, "lab2", 0.0213, 4), join(1))
+    assert shown(state).events[0].text == ("worker 1 calls from lab2, round trip 21 ms")
 
 
 def test_a_late_test_does_not_turn_time_back():

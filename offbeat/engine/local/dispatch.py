@@ -9,13 +9,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.server import Server
-from offbeat.transport.memory_link import MemoryPort
+from offbeat.transport.link import ConnectedPort
 
-# Of a worker's number and wire.
-Receive = Callable[[int, socket.socket], None]
+LOOKS = 4  # in the time of patience, at one who may still be on the way
+
+# Of a worker's number, and the way it came: a socket, or a link of several.
+Receive = Callable[[int, Any], None]
+
+
+class Listening(Protocol):
+    """Threads that listen to the workers; all but listening is done with the store locked."""
+
+    def connect(self, number: int, way: Any) -> None:
+        """Listen to a worker; a new way takes the place of one that is dead."""
+
+    def disconnect(self, number: int) -> None:
+        """Listen to a worker no more."""
+
+    def connected(self, number: int, way: Any) -> bool:
+        """Whether this is still the worker's."""
+
+    def close(self) -> None:
+        """Listen to nobody any more."""
 
 
 class Receiver:
@@ -53,7 +72,7 @@ class Receiver:
 
 
 class Receivers:
-    """Who listens to whom; all but listening itself is done with the store locked."""
+    """A receiver for each worker of this machine."""
 
     def __init__(self, receive: Receive):
         self.receive = receive
@@ -62,22 +81,18 @@ class Receivers:
         self.bell = os.eventfd(0)  # rung once, when it is over
 
     def connect(self, number: int, wire: socket.socket) -> None:
-        """Listen to a worker; a new wire takes the place of one that is dead."""
         if number not in self.threads:
             self.threads[number] = Receiver(self, number)
         self.disconnect(number)
         self.threads[number].connect(wire)
 
     def disconnect(self, number: int) -> None:
-        """Listen to a worker no more."""
         self.threads[number].disconnect()
 
     def connected(self, number: int, wire: socket.socket) -> bool:
-        """Whether this wire is still the worker's."""
         return self.open and self.threads[number].wire is wire
 
     def close(self) -> None:
-        """Listen to nobody any more."""
         self.open = False
         os.eventfd_write(self.bell, 1)
 
@@ -102,33 +117,40 @@ class Around:
 class Dispatcher:
     """Threads that listen to the workers, and a wait for everything else that a server hears."""
 
-    def __init__(self, server: Server, port: MemoryPort, cpu: CpuPolicy, around: Around):
+    def __init__(
+        self,
+        server: Server,
+        port: ConnectedPort,
+        cpu: CpuPolicy,
+        around: Around,
+        listen: "Listen",
+    ):
+        """`listen` makes the threads, which tell this dispatcher when something has come."""
         self.server, self.port, self.cpu, self.around = server, port, cpu, around
         self.selector = selectors.DefaultSelector()  # of callables
         self.lock = threading.Lock()
         self.failure: BaseException | None = None  # what went wrong in one of the threads
-        self.receivers = Receivers(self._receive)
         self.bell = os.eventfd(0)
         self.selector.register(self.bell, selectors.EVENT_READ, partial(os.eventfd_read, self.bell))
+        self.receivers = listen(self)
 
-    def connect(self, number: int, wire: socket.socket) -> None:
-        """Listen to a worker; a new wire takes the place of one that is dead."""
-        self.port.connect(number, wire)
+    def connect(self, number: int, way: Any) -> None:
+        """Listen to a worker; a new way takes the place of one that is dead."""
+        self.port.connect(number, way)
         self.server.connect(number)
-        self.receivers.connect(number, wire)
+        self.receivers.connect(number, way)
 
-    def _receive(self, number: int, wire: socket.socket) -> None:
-        """As a receiver: something lies in this wire, to be dealt with by one who holds the lock.
+    def hear(self, number: int, way: Any) -> None:
+        """As a receiver: something has come this way, to be dealt with by one who holds the lock.
 
-        It stays in the wire until then, so that nobody takes a worker that has spoken for a silent
-        one.
+        It stays there until then, so that nobody takes a worker that has spoken for a silent one.
         """
         due: list[int] = []
         with self.lock:
-            if not self.receivers.connected(number, wire):
+            if not self.receivers.connected(number, way):
                 return
             try:
-                if self.port.wires.get(number) is not wire:
+                if self.port.way(number) is not way:
                     self.receivers.disconnect(number)
                     return
                 self.server.hear(number)
@@ -136,7 +158,7 @@ class Dispatcher:
                     self.ring()
                 due = self._due()
             except BlockingIOError:
-                return  # what woke this thread was meant for an earlier wire
+                return  # what woke this thread was meant for an earlier way
             except BaseException as error:
                 self._fail(error)
         self.port.send(due, last=number)  # it runs where this thread runs
@@ -148,6 +170,21 @@ class Dispatcher:
             finally:
                 self.lock.release()
         self.cpu.received(number)
+
+    def interrupted(self, number: int, way: Any) -> None:
+        """As a receiver: the way has broken, and may be made again."""
+        with self.lock:
+            if self.receivers.connected(number, way):
+                self.server.interrupted(number)
+
+    def restored(self, number: int, way: Any) -> None:
+        """As a receiver: the way has been made again, and goes on where it was."""
+        with self.lock:
+            if not self.receivers.connected(number, way):
+                return
+            self.server.restored(number)
+            due = self._due()
+        self.port.send(due, last=number)
 
     def _due(self) -> list[int]:
         """Who is to be sent something as soon as the lock is left; it is on record by then."""
@@ -193,9 +230,25 @@ class Dispatcher:
         for key, _ in found:
             key.data()
 
-    def dismiss(self, until: float) -> None:
-        """Tell everyone that it is over, and hear their last words until `until`."""
+    def dismiss(self, patience: float) -> None:
+        """Tell everyone that it is over, and hear their last words; `patience` with the silent."""
         self.server.dismiss()
         self.answer()
-        while self.port.wires and time.monotonic() < until:
-            self._pause(max(0.0, until - time.monotonic()))
+        until = time.monotonic() + patience
+        while self.port.connected:
+            now = time.monotonic()
+            if now >= until:
+                ways = range(self.server.protocol.workers)
+                if not any(self.port.spoken(worker) for worker in ways):
+                    return
+                until = now + patience / LOOKS
+            self._pause(until - now)
+
+
+# Makes the threads that tell a dispatcher what has come.
+Listen = Callable[[Dispatcher], Listening]
+
+
+def local_receivers(dispatcher: Dispatcher) -> Receivers:
+    """Threads that listen to workers on this machine."""
+    return Receivers(dispatcher.hear)

@@ -382,14 +382,15 @@ def run_local(
     kept: RunSession,
     tally: Tally,
     listeners: Sequence[Listener],
-    branches: bool = False,
+    make: Callable[..., Launcher] = Launcher,
 ) -> Run:
     """Train with real processes; raises Interrupted, with the run so far, after Ctrl-C or SIGTERM.
 
-    With `branches` each worker leaves from here by an InWorker, to go on with a script.
+    `make` makes the launcher. Where that has `branches`, each worker leaves from here by an
+    InWorker, to go on with a script.
     """
     job = roles.job
-    launcher = Launcher(roles, tally, listeners, branches)
+    launcher = make(roles, tally, listeners)
     with ExitStack() as after:
         after.callback(roles.close)
         for listener in listeners:
@@ -401,7 +402,7 @@ def run_local(
             after.pop_all()  # memory and display are used on, here and in the launcher
             raise
     # Scripts may leave of themselves; workers that only compute have no reason to.
-    if done.finished or not (branches or launcher.stopping is not None):
+    if done.finished or not (launcher.branches or launcher.stopping is not None):
         check_settled(done, job)
     run = write_run(roles, kept, tally, done)
     if not done.finished and launcher.stopping is not None:

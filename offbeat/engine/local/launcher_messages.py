@@ -58,6 +58,7 @@ class RunDone(ServerReport):
     memory: list[int]  # bytes that each process of the store holds
     hash: str
     words: dict[int, dict[str, float]]
+    refused: int = 0  # connections that were not let in
 
 
 class TestResult(msgspec.Struct, array_like=True):

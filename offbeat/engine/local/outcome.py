@@ -37,7 +37,9 @@ def _written(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run
     told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
     overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
     name = str(roles.job.discipline)
-    summary = tally.summary(name, "local", done.ledger, memory, done.hash, overlap)
+    summary = tally.summary(name, roles.local.name, done.ledger, memory, done.hash, overlap)
+    summary.wire_bytes = int(sum(word.get("wire", 0.0) for word in words))
+    summary.turned_away = done.refused
     summary.emulated = list(roles.local.emulate or ())
     summary.layout = layout_figures(roles.content.cut, roles.workers, list(words))
     if summary.layout is not None and roles.local.emulate:  # the prediction is of real speeds

@@ -208,12 +208,10 @@ class Roles:
     def _server_parts(
         self, store: Store, sharded: ShardedParameters | None, relay: LogRelay
     ) -> ServerParts:
-        ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
-        settings = ServerSettings(self.local.patience, ahead + under_way(self.job) - 1)
         return ServerParts(
             store,
             self.shared,
-            self._protocol(store, settings),
+            self._protocol(store, self._settings()),
             MemoryPort(self.shared.slots, store.parameters),
             self.folder or self.keep,
             self.intervals,
@@ -221,7 +219,12 @@ class Roles:
             nobody if sharded is None else sharded.write,
             self._new_log if self.folder is None and self.images is not None else None,
             nothing if self.images is None else self.images.keep,
+            self.shared.cpu,
         )
+
+    def _settings(self) -> ServerSettings:
+        ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
+        return ServerSettings(self.local.patience, ahead + under_way(self.job) - 1)
 
     def _new_log(self) -> Any:
         return self.keep.log

@@ -9,7 +9,7 @@ import torch
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import RunConfig
 from offbeat.engine.bring_up import bring_up
-from offbeat.engine.local.launcher import InWorker, run_local
+from offbeat.engine.local.launcher import InWorker, Launcher, run_local
 from offbeat.engine.local.process import Inside
 from offbeat.engine.local.roles import Roles
 from offbeat.engine.local.shared_memory import Counts
@@ -17,7 +17,6 @@ from offbeat.engine.local.worker_process import WorkerProcess
 from offbeat.engine.result import Run
 from offbeat.engine.script import LoopParticipant, script_job, script_worker, show_version
 from offbeat.engine.signals import stopped_by
-from offbeat.errors import ConfigError
 from offbeat.store.store import Store
 from offbeat.transport.link import RunOver, RunStopped, StoreGone
 from offbeat.worker.worker import NumberWorker
@@ -109,7 +108,9 @@ def start(config: RunConfig) -> ForkedParticipant | Run:
     try:
         with bring_up(config, job) as run:
             roles = run.roles()
-            return run_local(roles, run.kept, run.tally, config.listeners, branches=True)
+            return run_local(
+                roles, run.kept, run.tally, config.listeners, partial(Launcher, branches=True)
+            )
     except InWorker as here:
         torch.set_num_threads(roles.threads(here.number))
         make = partial(make_script_worker, config, job)
@@ -118,11 +119,3 @@ def start(config: RunConfig) -> ForkedParticipant | Run:
             return ForkedParticipant(here.number, worker_process, roles, here.inside)
         except RunOver:  # one that took the place of another when there was nothing left to do
             here.inside.leave(0)
-
-
-def refuse_several_machines(workers: int, here: int) -> None:
-    if workers != here:
-        raise ConfigError(
-            f"{workers} processes on several machines, {here} of them here: this engine works on "
-            "one machine; start all of them here with --nproc-per-node"
-        )

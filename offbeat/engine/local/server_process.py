@@ -14,7 +14,8 @@ from torch import Tensor
 
 from offbeat.engine.intervals import Due, Intervals
 from offbeat.engine.local import launcher_messages as orders
-from offbeat.engine.local.dispatch import Around, Dispatcher, nothing
+from offbeat.engine.local.cpu import CpuPolicy
+from offbeat.engine.local.dispatch import Around, Dispatcher, Listen, local_receivers, nothing
 from offbeat.engine.local.heartbeat import FILES, WORKING
 from offbeat.engine.local.launcher_messages import (
     CheckpointBegun,
@@ -36,7 +37,7 @@ from offbeat.model.table import under
 from offbeat.protocol.server import ServerProtocol
 from offbeat.store.recovery import fold
 from offbeat.store.store import Store
-from offbeat.transport.memory_link import MemoryPort
+from offbeat.transport.link import ConnectedPort
 
 TAIL = 8 << 20  # bytes of log since the last checkpoint, for a run without a folder
 RELAY = 0.05  # seconds between two bundles of records for the launcher
@@ -92,6 +93,18 @@ class LogRelay:
         self.due = time.monotonic() + RELAY
 
 
+class Door:
+    """Who lets workers in: the launcher alone, which starts them."""
+
+    refused = 0  # who came and was not let in
+
+    def open(self, dispatcher: Dispatcher) -> None:
+        """From now on whoever comes goes to this dispatcher."""
+
+    def close(self) -> None:
+        """Nobody else comes in."""
+
+
 @dataclass(frozen=True)
 class ServerParts:
     """What a server process is made of."""
@@ -99,13 +112,16 @@ class ServerParts:
     store: Store
     shared: SharedMemory
     protocol: ServerProtocol
-    port: MemoryPort
+    port: ConnectedPort
     target: CheckpointTarget
     intervals: Intervals
     relay: LogRelay
     others: Others = nobody  # who writes checkpoints beside this process
     new_log: Callable[[], Path] | None = None  # where to log on after a checkpoint
     spare: Callable[[], None] = nothing  # what can be done once all are answered
+    cpu: CpuPolicy = CpuPolicy()  # noqa: RUF009
+    listen: Listen = local_receivers
+    door: Door = Door()  # noqa: RUF009
 
 
 class ServerProcess:
@@ -118,7 +134,8 @@ class ServerProcess:
         self.outbox = parts.relay.outbox
         around = Around(self.store.log.flush, self._dealt_with, parts.spare)
         server = Server(parts.protocol, parts.port, time.monotonic)
-        self.dispatcher = Dispatcher(server, parts.port, parts.shared.cpu, around)
+        self.dispatcher = Dispatcher(server, parts.port, parts.cpu, around, parts.listen)
+        self.door = parts.door
         self.training, self.halted = True, False
         self.tester: socket.socket | None = None
         self.testing: Evaluated | None = None  # under way
@@ -161,6 +178,7 @@ class ServerProcess:
 
     def run(self) -> None:
         self.dispatcher.lock.acquire()  # held from now on, except while waiting
+        self.door.open(self.dispatcher)
         self.shared.server.about = WORKING
         while not self.store.finished and not (self._stopping and self.protocol.quiet):
             self._turn()
@@ -176,7 +194,8 @@ class ServerProcess:
                 self.store.log.write(ended)
         self._export()
         self._count()
-        self.dispatcher.dismiss(time.monotonic() + self.protocol.patience)
+        self.dispatcher.dismiss(self.protocol.patience)
+        self.door.close()
         self._flush()
         parameters = self.store.parameters
         self.outbox.put(
@@ -187,6 +206,7 @@ class ServerProcess:
                 parameters.nbytes_each(),
                 parameters.digest(),
                 self.protocol.goodbyes,
+                self.door.refused,
             )
         )
         self.outbox.finish()

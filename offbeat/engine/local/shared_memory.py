@@ -31,7 +31,8 @@ class MemoryPlan:
     """What a run keeps in shared memory, and in how many places.
 
     `incoming` is 0 where workers write the store's own parameters in place, and 2 where they
-    compute on while the next ones come; `outgoing` likewise, and 0 where nothing goes out.
+    compute on while the next ones come; `outgoing` likewise, and 0 where nothing goes out. Without
+    `store` it is a worker's alone, whose store is on another host.
     """
 
     tables: Sequence[Table]
@@ -42,6 +43,7 @@ class MemoryPlan:
     outgoing: int = 1
     processes: int = 1  # of each worker
     rule: Table = field(default_factory=lambda: Table.of([]))  # its state, where workers apply it
+    store: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +54,7 @@ class MemoryPlan:
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
         small += pages(self.workers * 8) + 2 * pages(SIGN * 8)
         small += pages(self.workers * self.processes * FIELDS * 8)
-        return small + 2 * whole + pages(self.statistics.nbytes) + self.workers * each
+        return small + 2 * self.store * whole + pages(self.statistics.nbytes) + self.workers * each
 
 
 class SharedMemory:
@@ -73,8 +75,8 @@ class SharedMemory:
         self.server, self.tester = Heartbeat(self._numbers(SIGN)), Heartbeat(self._numbers(SIGN))
         wait_notes = self._numbers(plan.workers * plan.processes * FIELDS)
         self.wait_notes = [WaitNotes(mine) for mine in wait_notes.reshape(plan.workers, -1, FIELDS)]
-        self.parameters = self._flats()
-        self.tested = self._flats()
+        self.parameters = self._flats() if plan.store else []
+        self.tested = self._flats() if plan.store else []
         self.averages = self._flat(plan.statistics)
         self.slots = [self._slot() for _ in range(plan.workers)]
 

@@ -232,8 +232,9 @@ def simulate_script(
 def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     """Run the log of a script's run again, with the script computing what the log says."""
     told = settings_of(folder)
-    named = ("discipline", "seed", "codec", "nonfinite", "hash_every", "shards", "policies")
-    asked = {key: getattr(told, key) for key in (*named, "layout")}
+    named = ("discipline", "seed", "codec", "pull_codec", "nonfinite")
+    asked = {key: getattr(told, key) for key in (*named, *("hash_every", "shards", "policies"))}
+    asked["layout"] = told.layout
     asked |= {"out": None, "resume": False}
     with ScriptThreads(script, Cluster.equal(told.workers), asked) as stage:
         torch.set_num_threads(told.threads)  # as many as each worker had

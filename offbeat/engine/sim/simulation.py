@@ -102,7 +102,7 @@ class Simulation:
             ComputeTimes(machine.compute, job.seed, number)
             for number, machine in enumerate(cluster.machines)
         ]
-        pull, updater = store.pull_bytes, job.updater_bytes(store)
+        pull, updater = job.pull_bytes(store), job.updater_bytes(store)
         self.push_seconds = self._link_times(job.push_bytes(store) + updater)
         self.pull_seconds = self._link_times(pull)
         self.full_pull_seconds = self._link_times(pull + updater)

@@ -22,6 +22,7 @@ def tensors_of(sim: Simulation) -> dict[str, Tensor]:
     """Every tensor of store, workers and contributions that wait for others."""
     store = sim.store
     found = {f"store/{k}": t for k, t in store.parameters.state().items()}
+    found |= {f"pulled/{k}": t for k, t in store.parameters.pulls.state().items()}
     for number, worker in sim.workers.items():
         found |= {f"worker/{number}/{k}": t for k, t in worker.tensors().items()}
     for index, one in enumerate(store.gathered):
@@ -49,6 +50,7 @@ def restore(sim: Simulation, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     store = sim.store
     store.load(meta["store"])
     store.parameters.load(under("store/", tensors), meta["parameters"])
+    store.parameters.pulls.load(under("pulled/", tensors), store.parameters.flats)
     sim.load_meta(meta["sim"])
     for number, saved in meta["sim"]["workers"].items():
         worker = sim.job.make_worker(store, int(number), saved["incarnation"])

@@ -3,13 +3,12 @@
 import os
 import socket
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from offbeat.engine.local.cpu import CpuPolicy
-from offbeat.engine.local.dispatch import Around, Dispatcher
+from offbeat.engine.local.dispatch import Around, Dispatcher, local_receivers
 from offbeat.transport.memory_link import MemoryPort
 
 LONG = 20.0
@@ -21,7 +20,7 @@ class NotingServer:
 
     def __init__(self, port):
         self.port = port
-        self.protocol = SimpleNamespace(shortest=FOR_EVER)
+        self.protocol = SimpleNamespace(shortest=FOR_EVER, workers=2)
         self.packets: list[tuple[int, bytes]] = []
         self.inside = 0
         self.at_once = 0  # the most that were ever heard at the same time
@@ -101,7 +100,7 @@ def hooks():
 @pytest.fixture
 def dispatcher(hooks):
     port = MemoryPort([None, None], None)
-    made = Dispatcher(NotingServer(port), port, NotingCpu(), hooks.around())
+    made = Dispatcher(NotingServer(port), port, NotingCpu(), hooks.around(), local_receivers)
     made.ends = []
     made.lock.acquire()  # as the thread of the server has it, except while it waits
     yield made
@@ -228,8 +227,8 @@ def test_what_a_receiver_found_before_a_change_is_left_alone(dispatcher):
     end = connect(dispatcher, 0)
     wire = dispatcher.port.wires[0]
     dispatcher.lock.release()
-    dispatcher._receive(0, wire)  # nothing is there: it would wait for ever
-    dispatcher._receive(0, end)  # not its wire
+    dispatcher.hear(0, wire)  # nothing is there: it would wait for ever
+    dispatcher.hear(0, end)  # not its wire
     assert dispatcher.failure is None
     end.send(b"one")
     assert end.recv(100) == b"answer to one"
@@ -324,12 +323,12 @@ def test_the_end_is_told_and_last_words_are_heard(dispatcher, hooks):
     hooks.dealt_with = lambda: not dispatcher.port.wires
     words = threading.Thread(target=lambda: (end.recv(100), end.close()))
     words.start()
-    dispatcher.dismiss(time.monotonic() + LONG)
+    dispatcher.dismiss(LONG)
     words.join(LONG)
     assert dispatcher.server.packets == [(0, b"")]
 
 
 def test_last_words_are_not_waited_for_for_ever(dispatcher):
     connect(dispatcher, 0)
-    dispatcher.dismiss(time.monotonic())
+    dispatcher.dismiss(0.0)
     assert 0 in dispatcher.port.wires

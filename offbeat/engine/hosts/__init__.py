@@ -1,0 +1,1 @@
+"""Workers on other machines, which dial out to a store on this one."""

@@ -1,0 +1,170 @@
+"""Which worker is which: what a store answers to those that have proved that they belong here."""
+
+import hashlib
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from offbeat.engine.hosts.listener import Listener, Security
+from offbeat.engine.local.dispatch import Dispatcher, Listening
+from offbeat.engine.local.server_process import Door
+from offbeat.log.log import Log
+from offbeat.log.records import Linked
+from offbeat.transport.frames import MOST
+from offbeat.transport.handshake import (
+    LONGEST,
+    Answer,
+    AskTerms,
+    Attach,
+    Echo,
+    Echoed,
+    Enter,
+    Entered,
+    NoSuchLink,
+    Requests,
+    Terms,
+    TurnedAway,
+)
+from offbeat.transport.tcp_port import TcpPort, WorkerLink
+
+
+def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
+    """A sketch as it comes over the network."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(sketch), type=dict[str, Any])
+
+
+def hash_of(sketch: Mapping[str, Any]) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(sketch, order="deterministic")).digest()
+
+
+class LinkThreads:
+    """A thread for each link, which tells a dispatcher what happens to it."""
+
+    def __init__(self, dispatcher: Dispatcher, patience: float):
+        self.dispatcher, self.patience = dispatcher, patience
+        self.links: dict[int, WorkerLink] = {}
+        self.open = True
+
+    def connect(self, number: int, way: WorkerLink) -> None:
+        self.links[number] = way
+        way.begin(number, self.patience, self.dispatcher)
+
+    def disconnect(self, number: int) -> None:
+        self.links.pop(number).close()
+
+    def connected(self, number: int, way: WorkerLink) -> bool:
+        return self.open and self.links.get(number) is way
+
+    def close(self) -> None:
+        self.open = False
+        for link in self.links.values():
+            link.close()
+
+
+def threads_of_links(patience: float, dispatcher: Dispatcher) -> Listening:
+    """What listens to workers on other hosts."""
+    return LinkThreads(dispatcher, patience)
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """Where workers come in, what they have to prove, and what they are told of the run."""
+
+    listening: socket.socket
+    security: Security
+    settings: Mapping[str, Any]
+    sketch: Mapping[str, Any]
+
+
+class NetworkDoor(Door):
+    """Lets workers of other hosts in, and gives each a number."""
+
+    def __init__(self, entrance: Entrance, port: TcpPort, log: Log, patience: float):
+        self.port, self.log = port, log
+        self.sketch = plain(entrance.sketch)
+        self.settings = dict(entrance.settings)
+        self.dispatcher: Dispatcher | None = None
+        self.listener = Listener(entrance.listening, entrance.security, self._respond, patience)
+
+    def open(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.listener.start()
+
+    def close(self) -> None:
+        self.listener.close()
+
+    @property
+    def refused(self) -> int:  # type: ignore[override]
+        return self.listener.refused.total()
+
+    # ------------------------------------------------------------ as the listener's thread
+
+    def _respond(self, request: Requests, wire: socket.socket) -> Answer | None:
+        if isinstance(request, AskTerms):
+            return Terms(self.settings, self.sketch, time.time())
+        if isinstance(request, Echo):
+            return Echoed(bytes(max(0, min(request.wanted, LONGEST // 2))))
+        assert self.dispatcher is not None
+        with self.dispatcher.lock:
+            if isinstance(request, Attach):
+                return self._attach(request, wire)
+            return self._enter(self.dispatcher, request, wire)
+
+    def _attach(self, request: Attach, wire: socket.socket) -> Answer | None:
+        link = self.port.named(request.link)
+        fits = link is not None and 0 <= request.index < len(link.frames.connections)
+        if link is None or link.ended or not fits or request.received < 0:
+            return NoSuchLink()
+        link.attach(request.index, wire, request.received)
+        return None
+
+    def _enter(self, dispatcher: Dispatcher, request: Enter, wire: socket.socket) -> Answer | None:
+        protocol = dispatcher.server.protocol
+        if request.difference or request.sketch != hash_of(self.sketch):
+            different = request.difference or "they describe it differently"
+            return TurnedAway(f"{request.host} runs another script than the store: {different}")
+        if not 1 <= request.connections <= MOST or self.port.named(request.link) is not None:
+            return TurnedAway("a link has one to four connections, and a name of its own")
+        number = self._number(request, protocol.workers)
+        if number is None:
+            return TurnedAway(
+                f"worker {request.number} is there already"
+                if request.insists
+                else f"all {protocol.workers} places of this run are taken: start its store with a "
+                "larger -n, or wait until a worker has left"
+            )
+        now = protocol.run_time.at(dispatcher.server.clock())
+        self.log.write(
+            Linked(now, number, request.host[:200], request.round_trip, request.connections)
+        )
+        link = self.port.link(number, request.link, request.connections)
+        dispatcher.connect(number, link)
+        link.attach(0, wire, answer=Entered(number))
+        return None
+
+    def _number(self, request: Enter, workers: int) -> int | None:
+        """The place that a worker wants, or the first that nobody has, or has had."""
+        wanted = request.number
+        if request.instead and 0 <= wanted < workers:
+            link = self.port.way(wanted)
+            if link is None or link.abandoned:
+                return wanted
+        free = [number for number in range(workers) if not self._taken(number)]
+        if wanted in free or request.insists:
+            return wanted if wanted in free else None
+        assert self.dispatcher is not None
+        met = self.dispatcher.server.protocol.met
+        return min(free, key=lambda number: (number in met, number), default=None)
+
+    def _taken(self, number: int) -> bool:
+        """One that is out of reach keeps its place until it is given up."""
+        link = self.port.way(number)
+        if link is None or link.ended:
+            return False
+        assert self.dispatcher is not None
+        protocol = self.dispatcher.server.protocol
+        return not link.broken or number not in protocol.met or protocol.store.present(number)

@@ -1,0 +1,181 @@
+"""A worker whose store is on another host: it dials out, computes here, and mends its link."""
+
+import dataclasses
+import platform
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from offbeat.config.job import Job, WorkerMemory
+from offbeat.config.run_config import Hosts, RunConfig
+from offbeat.data.prefetch import Prefetcher, worth_it
+from offbeat.engine.hosts.admission import hash_of, plain
+from offbeat.engine.hosts.sketch import difference, sketch_of
+from offbeat.engine.local.plan import memory_plan
+from offbeat.engine.local.scripts import make_script_worker
+from offbeat.engine.local.shared_memory import SharedMemory
+from offbeat.engine.local.worker_process import WorkerProcess, WorkerSettings
+from offbeat.engine.script import LoopParticipant, script_job, show_version
+from offbeat.engine.signals import stopped_by
+from offbeat.errors import ConfigError, RunError
+from offbeat.log.log import Log
+from offbeat.store.parameters import named_tensors
+from offbeat.transport.cargo import Packing
+from offbeat.transport.dial import Dialer
+from offbeat.transport.handshake import AskTerms, Enter, Terms, ask
+from offbeat.transport.link import RunOver, RunStopped, StoreGone
+from offbeat.transport.tcp_link import DialedStore, TcpLink
+from offbeat.worker.client import StoreClient, ignore
+from offbeat.worker.worker import Worker
+
+TELL = 2000  # letters of a difference
+
+
+def ask_terms(dialer: Dialer) -> Terms:
+    """What the store says of its run; a clear error if there is none, or not this one."""
+    try:
+        wire, _ = dialer.connect()
+        with wire:
+            found = ask(wire, AskTerms())
+    except OSError as error:
+        raise ConfigError(
+            f"no store answers at {dialer.address} ({error.strerror or error}): has it been "
+            "started with offbeat store --listen, is the address right, and may it be reached? "
+            f"offbeat doctor --at {dialer.address} tells more"
+        ) from error
+    if not isinstance(found, Terms):
+        raise ConfigError(f"what answers at {dialer.address} is no store of this version")
+    return found
+
+
+@dataclass(frozen=True)
+class Entering:
+    """How a worker comes to its store.
+
+    It would like to have this `number`, and nothing else if it `insists`; `instead` says that the
+    process that had it is gone. `sketch` is what the store says that its script is about.
+    """
+
+    dialer: Dialer
+    sketch: Mapping[str, object]
+    number: int = -1
+    instead: bool = False
+    insists: bool = False
+
+    def request(self, words: str = "") -> Enter:
+        """What is said at the door; `words` tell of a difference."""
+        sketch, host = hash_of(self.sketch), platform.node()
+        return Enter(b"", 0, self.number, self.insists, self.instead, sketch, words, host, 0.0)
+
+
+class HostWorker:
+    """One worker of a run, with a link to its store and memory of its own."""
+
+    def __init__(self, job: Job, engine: Hosts, maker: DialedStore, config: RunConfig | None):
+        """With a `config` its script computes, on the model that it holds."""
+        self.job, self.maker, self.config = job, maker, config
+        plan = dataclasses.replace(memory_plan(job, engine), workers=1, store=False)
+        self.memory = SharedMemory(plan)
+        self.slot = self.memory.slots[0]
+        packing = Packing(job.codec, job.pull_codec, job.sparse)
+        self.link = TcpLink(maker, self.slot, packing, engine.overlap)
+        self.store = job.make_store(Log())  # workers are made of it
+        ahead = engine.prefetch
+        if ahead is None:
+            ahead = job.content.accumulate == 1 and worth_it(job.content.reader)
+        reader = Prefetcher(job.content.reader) if ahead else None
+        announce = ignore if reader is None else reader.announce
+        least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
+        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap)
+        client = StoreClient(self.link, settings.centre, engine.overlap, announce=announce)
+        self.process = WorkerProcess(
+            client, self.slot, settings, self._make, reader, self.link.figures
+        )
+
+    def _make(self, incarnation: int, place: WorkerMemory) -> Worker:
+        # It may come again under another number, when it has been given up meanwhile.
+        number = self.maker.number
+        if self.config is None:
+            return self.job.make_worker(self.store, number, incarnation, place)
+        return make_script_worker(self.config, self.job, self.store, number, incarnation, place)
+
+    @torch.no_grad()
+    def last_into(self, model: nn.Module) -> int:
+        """Put the parameters into `model` that came with the end of the run; their version."""
+        own = named_tensors(model)
+        for flat in (*self.slot.incoming[0], self.slot.statistics):
+            for name, view in flat.views.items():
+                own[name].copy_(view)
+        return self.link.last_version
+
+    def run(self) -> None:
+        """Train until the run is over."""
+        try:
+            self.process.run()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.link.close()
+        self.memory.arena.close()
+
+
+class HostParticipant(LoopParticipant):
+    """One worker's script, with the store on another host."""
+
+    def __init__(self, config: RunConfig, entering: Entering, script: Path | None):
+        engine = config.engine
+        assert isinstance(engine, Hosts)
+        mine = plain(sketch_of(config, script))
+        words = difference(entering.sketch, mine)[:TELL]
+        self.entering = entering
+        maker = DialedStore(entering.dialer, entering.request(words), engine.patience)
+        self.host_worker = HostWorker(script_job(config), engine, maker, config)
+        self.client = self.host_worker.process.client
+        self.away = self.said = False
+        super().__init__(maker.number, self.host_worker.process.enter, self._finish)
+
+    def _finish(self, over: RunOver) -> int:
+        """The model gets the final parameters, which have come with the last message."""
+        if isinstance(over, StoreGone):
+            self._gone()
+        self._bye()
+        if isinstance(over, RunStopped):
+            raise stopped_by(signal.SIGINT)
+        replica = self.worker.sender.replica
+        replica.move_out()
+        return self.host_worker.last_into(replica.model)
+
+    def _gone(self) -> NoReturn:
+        raise RunError(
+            f"the store at {self.entering.dialer.address} has not answered for a long time: if it "
+            "was stopped, start it again with --resume, and then its workers"
+        )
+
+    def _bye(self) -> None:
+        if not self.said:
+            self.said = True
+            self.host_worker.process.bye()
+
+    def stop(self) -> None:
+        try:
+            self.client.end()
+        except RunOver as over:
+            self.worker.base = self.finish(over)
+
+    def leave(self) -> None:
+        show_version(self.worker)
+        self.worker.sender.replica.move_out()
+        self.client.leave()
+        self.away = True
+
+    def left(self, error: BaseException | None) -> None:
+        """Not before: a break may have been an error, after which this worker comes back."""
+        if self.away and error is None:
+            self._bye()
+        self.host_worker.close()
