@@ -198,13 +198,15 @@ class Int8(Codec):
 
     def _pack(self, tensor: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
         flat = _flat(tensor)
-        scale = self._scale(float(flat.abs().max()) if flat.numel() else 0.0)
+        low, high = torch.aminmax(flat) if flat.numel() else (torch.zeros(()), torch.zeros(()))
+        scale = self._scale(max(-float(low), float(high)))
         if scale > 0:
             steps = flat / scale.to(flat.device, flat.dtype)
             below = steps.floor()
             draw = torch.rand(flat.shape, generator=generator, dtype=flat.dtype, device=flat.device)
             # The comparison is exact where floor(steps + draw) would round up whole numbers.
-            values = (below + (draw < steps - below)).clamp(-127, 127).to(torch.int8)
+            below += draw < steps.sub_(below)
+            values = below.clamp_(-127, 127).to(torch.int8)
         else:
             values = torch.zeros_like(flat, dtype=torch.int8)
         return {"values": values, "scale": scale.to(flat.device)}
@@ -223,9 +225,8 @@ class Int8(Codec):
 
     def _unpack(self, packed: Packed) -> Tensor:
         work = _wide(packed.dtype)
-        return _cast(
-            packed.tensors["values"].to(work) * packed.tensors["scale"].to(work), packed.dtype
-        )
+        values = packed.tensors["values"].to(work).mul_(packed.tensors["scale"].to(work))
+        return _cast(values, packed.dtype)
 
 
 @dataclass(frozen=True)
@@ -369,7 +370,8 @@ class ErrorFeedback:
                 total = total + owed.to(total.device, total.dtype)
             packed = self.codec.encode(_cast(total, tensor.dtype), generator)
             # A new tensor each time, never written in place: state_dict() needs no copy.
-            rest = total - self.codec.decode(packed).to(total.dtype)
+            rest = self.codec.decode(packed).to(total.dtype)
+            torch.sub(total, rest, out=rest)
         if bool(rest.isfinite().all()):
             self.residual[name] = rest
         return packed

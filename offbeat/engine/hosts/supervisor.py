@@ -1,6 +1,5 @@
 """The workers of one host: a process each, and those that are killed are started again."""
 
-import ctypes
 import os
 import signal
 import struct
@@ -10,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from offbeat.engine.local.process import be_child
 from offbeat.engine.spawn import RESTARTS
 from offbeat.errors import RunError
 
-_PR_SET_PDEATHSIG = 1
 _PLACE = struct.Struct("!i")
 
 
@@ -125,9 +124,7 @@ def _become(parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(OSError):
         os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    be_child(parent, "offbeat work")
 
 
 def _tell(pipe: int, number: int) -> None:

@@ -120,6 +120,12 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
     os.close(read)
     gc.freeze()  # what was there before the fork is not searched for garbage again, nor copied
     leave_to_parent()
+    be_child(parent, name)
+    return None, Inside(write)
+
+
+def be_child(parent: int, name: str) -> None:
+    """In a forked process that computes: it dies with its parent, and keeps what it frees."""
     _keep_freed_memory()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -127,7 +133,6 @@ def branch(name: str) -> tuple[Child | None, "Inside | None"]:
     prctl(_PR_SET_TIMERSLACK, 1)  # nanoseconds: an emulated step ends when it should
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
-    return None, Inside(write)
 
 
 def send_helpers_home() -> None:
