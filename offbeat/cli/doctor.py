@@ -37,7 +37,7 @@ from offbeat.engine.local.doctor import (
 )
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.report.tables import console
-from offbeat.transport.dial import Address, Dialer
+from offbeat.transport.dial import Dialer
 
 EXTRAS = ("scikit-learn", "matplotlib", "ray")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -66,7 +66,7 @@ def doctor(
     at_least("--workers", workers, 1)
     if at is not None:
         token = network.token_from(token_file, token_variable)
-        _way(Dialer(Address.read(at), token, tls, authority), json)
+        _way(network.dialer(at, token, tls, authority), json)
         return
     if model_bytes is not None:
         at_least("--model-bytes", model_bytes, 1)

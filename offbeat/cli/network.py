@@ -7,6 +7,7 @@ import typer
 
 from offbeat.engine.hosts.token import USUAL, token_at, write_token
 from offbeat.errors import ConfigError
+from offbeat.transport.dial import Address, Dialer
 
 PANEL = "Network"
 
@@ -50,6 +51,14 @@ def token_from(file: Path | None, variable: str | None, make: bool = False) -> b
     if make and not place.exists():
         write_token(place)
     return token_at(place)
+
+
+def dialer(at: str, token: bytes, tls: bool | None, authority: Path | None) -> Dialer:
+    """How a store is reached."""
+    found = Dialer(Address.read(at), token, tls, authority)
+    if authority is not None and not found.encrypts:
+        raise ConfigError("--authority is for encrypted links: add --tls, or leave it out")
+    return found
 
 
 def token(

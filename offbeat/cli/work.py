@@ -15,7 +15,6 @@ from offbeat.engine.hosts.supervisor import Place, supervise
 from offbeat.engine.script import Script
 from offbeat.errors import ConfigError, OffbeatError
 from offbeat.report.live import Progress
-from offbeat.transport.dial import Address, Dialer
 
 
 def work(
@@ -41,7 +40,7 @@ def work(
     if not script.is_file():
         raise ConfigError(f"there is no file {script}: write offbeat work --at HOST:PORT train.py")
     token = network.token_from(token_file, token_variable)
-    dialer = Dialer(Address.read(at), token, tls, authority)
+    dialer = network.dialer(at, token, tls, authority)
     least = None if emulate is None else duration(emulate)
     at_least("-n", workers, 1)
 

@@ -31,11 +31,16 @@ class Address:
             port = rest.removeprefix(":") or port
         elif text.count(":") == 1:
             host, _, port = text.partition(":")
-        if not host or not port.isdigit() or int(port) >= 1 << 16:
+        number = int(port) if port.isascii() and port.isdigit() else -1
+        try:
+            known = bool(host.encode("idna"))
+        except UnicodeError:
+            known = False
+        if not known or not 0 <= number < 1 << 16:
             raise ConfigError(
                 f"{text!r} is no address: write a host and a port, such as 192.168.1.5:{PORT}"
             )
-        return cls(host, int(port))
+        return cls(host, number)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -91,6 +96,8 @@ class Dialer:
                 f"the certificate of {self.address} does not fit: {error.verify_message}; compare "
                 "--authority with the one that signed it, and the name that it is for"
             ) from error
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            raise ConnectionResetError("the connection has broken off") from error
         except ssl.SSLError as error:
             raise Refused(
                 f"{self.address} does not speak TLS as offbeat does ({error.reason}): is it a "

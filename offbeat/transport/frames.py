@@ -7,6 +7,7 @@ in the middle of a buffer when it is made again. What was sent is kept until the
 to have it.
 """
 
+import select
 import socket
 import ssl
 import struct
@@ -16,6 +17,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from offbeat.errors import OffbeatError
+from offbeat.transport.bell import Bell
 
 Views = list[memoryview]
 
@@ -26,6 +28,7 @@ FEW = 1 << 15  # bytes that are read by way of a small buffer; more go straight 
 STRIPED = 1 << 20  # bytes of buffers from which on all connections carry some
 PIECE = 1 << 18  # bytes that go through TLS in one call: the same have to be tried again
 MOST = 4  # connections of a link
+ENDS = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class ConnectionLost(Exception):
@@ -67,9 +70,10 @@ class Connection:
     def attach(self, wire: socket.socket, received: int = 0) -> None:
         """Go on over `wire`, whose other end has received so many bytes of the stream."""
         begins = self.kept[0].start if self.kept else self.end
-        if not begins <= received <= self.end:
-            raise Misbehaved(f"the other end has {received} bytes, and there are {self.end}")
         self.detach()
+        if not begins <= received <= self.end:
+            wire.close()
+            raise Misbehaved(f"the other end has {received} bytes, and there are {self.end}")
         self.wire, self.sent = wire, received
 
     def detach(self) -> None:
@@ -88,11 +92,11 @@ class Connection:
         while self.kept and self.kept[0].frame <= frames:
             self.kept.popleft()
 
-    def flush(self) -> bool:
-        """Send what the socket takes now; whether that is all."""
+    def flush(self) -> None:
+        """Send what the socket takes now."""
         wire = self.wire
         if wire is None:
-            return True
+            return
         for start, view, _ in self.kept:
             stop = start + len(view)
             while self.sent < stop:
@@ -100,10 +104,9 @@ class Connection:
                 try:
                     self.sent += wire.send(rest if type(wire) is socket.socket else rest[:PIECE])
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                    return False
+                    return
                 except OSError as error:
                     raise ConnectionLost(self.index) from error
-        return True
 
     # ------------------------------------------------------------ in
 
@@ -174,12 +177,10 @@ class Frames:
             for view in views:
                 connection.put(view, self.queued)
 
-    def flush(self) -> bool:
-        """Send what can be sent now; whether that is all."""
-        done = True
+    def flush(self) -> None:
+        """Send what can be sent now."""
         for connection in self.connections:
-            done &= connection.flush()
-        return done
+            connection.flush()
 
     def _cut(self, buffers: Sequence[memoryview]) -> list[Views]:
         """Which bytes go over which connection."""
@@ -245,6 +246,29 @@ class Frames:
                     break
                 wanted.popleft()
         return whole
+
+    def wait(self, bell: Bell | None = None) -> None:
+        """Until something has come, or `bell` is rung, or more can be sent if not all is.
+
+        A connection from which nothing is wanted is looked at for its end alone: what has come
+        early over it, and lies there, would be no reason to wake.
+        """
+        look = select.poll()
+        idle: dict[int, Connection] = {}
+        for connection, wanted in zip(self.connections, self.wanted, strict=True):
+            if connection.wire is None:
+                continue
+            if not wanted:
+                idle[connection.wire.fileno()] = connection
+            events = select.POLLIN if wanted else select.POLLRDHUP
+            if connection.sent < connection.end:
+                events |= select.POLLOUT
+            look.register(connection.wire, events)
+        if bell is not None:
+            look.register(bell, select.POLLIN)
+        for handle, event in look.poll():
+            if handle in idle and event & ENDS:
+                raise ConnectionLost(idle[handle].index)
 
     @property
     def moved(self) -> int:

@@ -23,7 +23,8 @@ from offbeat.errors import ConfigError
 MAGIC = b"offbeat\x01"
 NUMBER = 32  # bytes of a random number, and of a proof
 HELLO = len(MAGIC) + NUMBER
-LONGEST = 1 << 18  # bytes of a message
+LONGEST = 1 << 18  # bytes of a request
+LARGEST = 1 << 24  # bytes of an answer, which may describe a model tensor by tensor
 SHORTEST = 16  # letters of a token
 TLS_ONLY, UNKNOWN = b"tls?", b"no!!"  # what a store says to one that it does not let in
 REFUSAL = 4  # bytes of that
@@ -200,10 +201,10 @@ def packet(message: Request | Answer) -> bytes:
     return _LENGTH.pack(len(told)) + told
 
 
-def length_of(header: bytes) -> int:
+def length_of(header: bytes, most: int = LONGEST) -> int:
     """How long a message is; 0 if it is none."""
     (length,) = _LENGTH.unpack(header)
-    return int(length) if length <= LONGEST else 0
+    return int(length) if length <= most else 0
 
 
 def request_in(told: bytes) -> Requests | None:
@@ -218,7 +219,7 @@ def request_in(told: bytes) -> Requests | None:
 def ask(wire: socket.socket, request: Request) -> Answers:
     """Ask a store that has proved itself; waits for its answer."""
     wire.sendall(packet(request))
-    length = length_of(read(wire, _LENGTH.size))
+    length = length_of(read(wire, _LENGTH.size), LARGEST)
     if not length:
         raise Refused("the store has answered with something that is no message")
     try:

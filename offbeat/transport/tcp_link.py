@@ -1,13 +1,12 @@
 """A worker's end of a link over TCP: it dials out, and makes connections that break again."""
 
 import secrets
-import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -33,7 +32,15 @@ from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
 from offbeat.transport.cargo import Cargo, Packing
 from offbeat.transport.dial import Dialer
-from offbeat.transport.frames import MOST, ConnectionLost, Frames, Misbehaved, Views, tune
+from offbeat.transport.frames import (
+    MOST,
+    ConnectionLost,
+    Frames,
+    LinkEnded,
+    Misbehaved,
+    Views,
+    tune,
+)
 from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, ask
 from offbeat.transport.link import StoreGone
 from offbeat.transport.slots import fill, snapshot_in
@@ -63,6 +70,9 @@ class Maker(Protocol):
         None if the store knows nothing of this link, or no more.
         """
 
+    def stop(self) -> None:
+        """Nobody looks for the store any more: whoever does ends with StoreGone."""
+
 
 @dataclass
 class DialedStore:
@@ -76,20 +86,19 @@ class DialedStore:
     patience: float
     connections: int | None = None
     number: int = -1  # the worker's, once it is in
-    trips: list[float] = field(default_factory=list)  # seconds of the round trips so far
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def enter(self) -> tuple[bytes, list[socket.socket]]:
-        return self._reach(self._enter)
+        # The store knows by the name that a second attempt is no second worker.
+        asked = msgspec.structs.replace(self.request, link=secrets.token_bytes(LINK), connections=0)
+        return asked.link, self._reach(lambda: self._enter(asked))
 
-    def _enter(self) -> tuple[bytes, list[socket.socket]]:
+    def _enter(self, asked: Enter) -> list[socket.socket]:
         with ExitStack() as open_until_all_are_made:
-            first, trip = self.dialer.connect(self.patience)
+            first, asked.round_trip = self.dialer.connect(self.patience)
             open_until_all_are_made.enter_context(first)
-            self.trips.append(trip)
-            link, count = secrets.token_bytes(LINK), self.connections or connections_for(trip)
-            asked = msgspec.structs.replace(
-                self.request, link=link, connections=count, round_trip=trip
-            )
+            if not asked.connections:
+                asked.connections = self.connections or connections_for(asked.round_trip)
             answer = ask(first, asked)
             if not isinstance(answer, Entered):
                 raise Misbehaved(f"the store has answered {type(answer).__name__}")
@@ -98,20 +107,19 @@ class DialedStore:
             self.request.instead = False
             tune(first, self.patience)
             wires = [first]
-            for index in range(1, count):
-                made = self._mend(link, index, 0)
+            for index in range(1, asked.connections):
+                made = self._mend(asked.link, index, 0)
                 if made is None:
                     raise ConnectionResetError("the store has lost a link that was just made")
                 wires.append(open_until_all_are_made.enter_context(made[0]))
             open_until_all_are_made.pop_all()
-            return link, wires
+            return wires
 
     def mend(self, link: bytes, index: int, received: int) -> Mended | None:
         return self._reach(lambda: self._mend(link, index, received))
 
     def _mend(self, link: bytes, index: int, received: int) -> Mended | None:
-        wire, trip = self.dialer.connect(self.patience)
-        self.trips.append(trip)
+        wire, _ = self.dialer.connect(self.patience)
         try:
             answer = ask(wire, Attach(link, index, received))
             if isinstance(answer, Attached):
@@ -134,7 +142,11 @@ class DialedStore:
             except OSError as error:
                 if time.monotonic() > until:
                     raise StoreGone from error
-            time.sleep(min(1.0, self.patience / 20))
+            if self.stopped.wait(min(1.0, self.patience / 20)):
+                raise StoreGone
+
+    def stop(self) -> None:
+        self.stopped.set()
 
 
 # ---------------------------------------------------------------- moving bytes
@@ -147,6 +159,7 @@ class Pump:
         self.maker, self.decode = maker, decode
         self.joining = self.anew = self.over = self.closed = False
         self.bytes = 0  # over links that are no more
+        self.heard: deque[ToWorker] = deque()  # and not asked for yet
         self.link, self.frames = self._fresh()
 
     def _fresh(self) -> tuple[bytes, Frames]:
@@ -177,30 +190,45 @@ class Pump:
         """Move what can be moved, and what has come; else wait for more, or for `bell`."""
         if self.closed:
             raise StoreGone
+        if self.heard:
+            return self._next()
         if self.anew:  # what was under way is lost
             self.anew = False
             return Rejoin()
         try:
-            sent = self.frames.flush()
-            if self.frames.absorb():
-                found: ToWorker = self.frames.message
-                self.joining &= not isinstance(found, Welcome)
-                self.over |= isinstance(found, Stop)
-                return found
+            self.frames.flush()
+            if not self._absorb():
+                self.frames.wait(bell)
         except ConnectionLost as lost:
             self._mend(lost)
-            return None
-        look = select.poll()
-        for wire in self.frames.wires():
-            look.register(wire, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
-        if bell is not None:
-            look.register(bell, select.POLLIN)
-        look.poll()
-        return None
+        return self._next() if self.heard else None
+
+    def _next(self) -> ToWorker:
+        found = self.heard.popleft()
+        self.joining &= not isinstance(found, Welcome)
+        return found
+
+    def _absorb(self) -> bool:
+        """Read what is there; whether that was a message."""
+        try:
+            if not self.frames.absorb():
+                return False
+        except LinkEnded:
+            raise StoreGone from None
+        found: ToWorker = self.frames.message
+        self.over |= isinstance(found, Stop)
+        self.heard.append(found)
+        return True
 
     def _mend(self, lost: ConnectionLost) -> None:
+        # A store that is through has said so, and is not to be looked for.
+        with suppress(ConnectionLost):
+            while not self.over and self._absorb():
+                continue
         if self.over:
-            raise StoreGone
+            if not self.heard:
+                raise StoreGone
+            return
         connection = self.frames.connections[lost.index]
         connection.detach()
         made = self.maker.mend(self.link, lost.index, connection.received)
@@ -209,6 +237,7 @@ class Pump:
             return
         self.bytes += self.frames.moved
         self.frames.close()
+        self.heard.clear()
         self.link, self.frames = self._fresh()
         if self.joining:
             self.frames.put(encode(Join()))
@@ -272,6 +301,7 @@ class PumpThread:
 
     def close(self) -> None:
         self.open = False
+        self.pump.maker.stop()
         self.bell.ring()
         self.thread.join()
         self.pump.close()

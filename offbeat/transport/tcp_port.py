@@ -58,6 +58,7 @@ class WorkerLink:
         self.coming: deque[tuple[int, socket.socket, int, Answer | None]] = deque()  # connections
         self.arrived: deque[ToStore] = deque()  # whole, and not heard yet
         self.open, self.ended, self.broken = True, False, False
+        self.lock = threading.Lock()  # around its end, so that no connection comes after it
         self.moved, self.moved_at = 0, time.monotonic()
         self.bell = Bell()
         self.thread: threading.Thread | None = None
@@ -90,7 +91,11 @@ class WorkerLink:
 
         It is told how many have come this way, or the `answer`.
         """
-        self.coming.append((index, wire, received, answer))
+        with self.lock:
+            if self.ended:
+                wire.close()
+                return
+            self.coming.append((index, wire, received, answer))
         self.ring()
 
     def ring(self) -> None:
@@ -109,20 +114,31 @@ class WorkerLink:
     def abandoned(self) -> bool:
         """Whether nobody is at its other end: all its connections are closed there, or broken."""
         look = select.poll()
-        wires = self.frames.wires()
-        for wire in wires:
-            look.register(wire, select.POLLRDHUP)
-        return self.ended or len(look.poll(0)) == len(wires)
+        handles = {wire.fileno() for wire in self.frames.wires()} - {-1}  # closed by its thread
+        for handle in handles:
+            look.register(handle, select.POLLRDHUP)
+        return self.ended or len(look.poll(0)) == len(handles)
 
     # ------------------------------------------------------------ its thread
 
-    def begin(self, worker: int, patience: float, ears: Ears) -> None:
+    def begin(
+        self, worker: int, patience: float, ears: Ears, before: "WorkerLink | None" = None
+    ) -> None:
+        """`before` is the worker's link so far, which is closed, and may be writing its slot."""
+        last = None if before is None else before.thread
         self.thread = threading.Thread(
-            target=self._work, args=(worker, patience, ears), name=f"link {worker}", daemon=True
+            target=self._work,
+            args=(worker, patience, ears, last),
+            name=f"link {worker}",
+            daemon=True,
         )
         self.thread.start()
 
-    def _work(self, worker: int, patience: float, ears: Ears) -> None:
+    def _work(
+        self, worker: int, patience: float, ears: Ears, last: threading.Thread | None
+    ) -> None:
+        if last is not None:
+            last.join()
         try:
             while not self.ended:
                 self.bell.answer()  # before looking at anything that it is rung for
@@ -136,8 +152,11 @@ class WorkerLink:
                 except (LinkEnded, Misbehaved):  # whoever breaks the rules is as good as gone
                     self.ended = True
         finally:
+            with self.lock:
+                self.ended = True
             self.frames.close()
-            self.ended = True
+            while self.coming:
+                self.coming.popleft()[1].close()
         ears.hear(worker, self)
 
     def _take_connections(self, worker: int, patience: float, ears: Ears) -> None:
@@ -149,34 +168,38 @@ class WorkerLink:
                 wire.settimeout(patience)
                 wire.sendall(packet(answer or Attached(connection.received)))
                 tune(wire, patience)
-            except OSError:
+            except OSError as error:
                 wire.close()
-                continue
+                raise ConnectionLost(index) from error
             connection.attach(wire, received)
             if self.broken and len(self.frames.wires()) == len(self.frames.connections):
                 self.broken = False
                 ears.restored(worker, self)
 
     def _move(self, worker: int, ears: Ears) -> None:
-        sent = self._send()
+        self._send()
         while self.frames.absorb():
             message = self.frames.message
             if isinstance(message, Push):
-                self.cargo.unpack(message)
+                self._unpack(message)
             self.arrived.append(message)
             ears.hear(worker, self)
-            sent = self._send()
-        look = select.poll()
-        look.register(self.bell, select.POLLIN)
-        for wire in self.frames.wires():
-            look.register(wire, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
+            if self.ended or not self.open:  # which this thread has just done, and rings no bell
+                return
+            self._send()
         if not self.outbox:
-            look.poll()
+            self.frames.wait(self.bell)
 
-    def _send(self) -> bool:
+    def _unpack(self, push: Push) -> None:
+        try:
+            self.cargo.unpack(push)
+        except (RuntimeError, IndexError, ValueError) as error:  # what PyTorch says of nonsense
+            raise Misbehaved(f"a payload that cannot be unpacked: {error}") from error
+
+    def _send(self) -> None:
         while self.outbox:
             self.frames.put(*self.outbox.popleft())
-        return self.frames.flush()
+        self.frames.flush()
 
     def _lose(self, lost: ConnectionLost, worker: int, ears: Ears) -> None:
         """Whoever broke it: its worker has patience to make another."""
@@ -214,9 +237,14 @@ class TcpPort:
         cargo = Cargo(self.slots[worker], self.packing)
         return WorkerLink(name, connections, cargo, self.final)
 
+    def numbered(self, name: bytes) -> tuple[int, WorkerLink] | None:
+        """The link of that name, if there is one, and whose it is."""
+        return next((found for found in self.links.items() if found[1].name == name), None)
+
     def named(self, name: bytes) -> WorkerLink | None:
         """The link of that name, if there is one."""
-        return next((one for one in self.links.values() if one.name == name), None)
+        found = self.numbered(name)
+        return None if found is None else found[1]
 
     def connect(self, worker: int, way: WorkerLink) -> None:
         """A worker's link; a new one takes the place of one that is dead."""

@@ -61,7 +61,7 @@ def store_context(own: Certificate | None) -> tuple[ssl.SSLContext, bytes]:
             os.rmdir(folder)
         return context, fingerprint(ssl.PEM_cert_to_DER_cert(certificate.decode()))
     try:
-        context.load_cert_chain(own.certificate, own.key)
+        context.load_cert_chain(own.certificate, own.key, password="")  # and nobody is asked
         text = own.certificate.read_text()
         end = "-----END CERTIFICATE-----"
         first = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from offbeat.engine.hosts.listener import Listener, Security
+from offbeat.engine.hosts.listener import SHORT, Listener, Security
 from offbeat.engine.local.dispatch import Dispatcher, Listening
 from offbeat.engine.local.server_process import Door
 from offbeat.log.log import Log
@@ -31,6 +31,8 @@ from offbeat.transport.handshake import (
 )
 from offbeat.transport.tcp_port import TcpPort, WorkerLink
 
+OVER = TurnedAway("the run is over")
+
 
 def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
     """A sketch as it comes over the network."""
@@ -50,8 +52,8 @@ class LinkThreads:
         self.open = True
 
     def connect(self, number: int, way: WorkerLink) -> None:
-        self.links[number] = way
-        way.begin(number, self.patience, self.dispatcher)
+        before, self.links[number] = self.links.get(number), way
+        way.begin(number, self.patience, self.dispatcher, before)
 
     def disconnect(self, number: int) -> None:
         self.links.pop(number).close()
@@ -108,11 +110,20 @@ class NetworkDoor(Door):
             return Terms(self.settings, self.sketch, time.time())
         if isinstance(request, Echo):
             return Echoed(bytes(max(0, min(request.wanted, LONGEST // 2))))
-        assert self.dispatcher is not None
-        with self.dispatcher.lock:
+        dispatcher = self.dispatcher
+        assert dispatcher is not None
+        while not dispatcher.lock.acquire(timeout=SHORT):
+            if not self.listener.open:  # whoever closes it may have the lock
+                return OVER
+        try:
             if isinstance(request, Attach):
                 return self._attach(request, wire)
-            return self._enter(self.dispatcher, request, wire)
+            return self._enter(dispatcher, request, wire)
+        except Exception as error:
+            dispatcher.fail(error)
+            return OVER
+        finally:
+            dispatcher.lock.release()
 
     def _attach(self, request: Attach, wire: socket.socket) -> Answer | None:
         link = self.port.named(request.link)
@@ -127,8 +138,11 @@ class NetworkDoor(Door):
         if request.difference or request.sketch != hash_of(self.sketch):
             different = request.difference or "they describe it differently"
             return TurnedAway(f"{request.host} runs another script than the store: {different}")
-        if not 1 <= request.connections <= MOST or self.port.named(request.link) is not None:
-            return TurnedAway("a link has one to four connections, and a name of its own")
+        if not 1 <= request.connections <= MOST:
+            return TurnedAway("a link has one to four connections")
+        same = self.port.numbered(request.link)
+        if same is not None:
+            return self._again(request, wire, *same)
         number = self._number(request, protocol.workers)
         if number is None:
             return TurnedAway(
@@ -143,6 +157,15 @@ class NetworkDoor(Door):
         )
         link = self.port.link(number, request.link, request.connections)
         dispatcher.connect(number, link)
+        link.attach(0, wire, answer=Entered(number))
+        return None
+
+    def _again(
+        self, request: Enter, wire: socket.socket, number: int, link: WorkerLink
+    ) -> Answer | None:
+        """It has been let in, and has not heard of it."""
+        if link.ended or link.frames.came or request.connections != len(link.frames.connections):
+            return TurnedAway("a link has a name of its own")
         link.attach(0, wire, answer=Entered(number))
         return None
 

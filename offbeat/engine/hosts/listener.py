@@ -4,6 +4,7 @@ One thread looks after all that have connected and not proved anything yet. None
 it, or another one, waiting: each has its time, and there are only so many of them.
 """
 
+import errno
 import selectors
 import socket
 import ssl
@@ -35,6 +36,7 @@ PENDING = 128  # connections that have not proved anything yet
 HEADER = 4  # bytes that say how long a message is
 TLS_BEGINS = b"\x16"  # the first byte that a client of TLS sends
 SLOWEST = 10.0  # seconds that a proof may take
+SHORT = 0.05  # seconds until one looks again whether something is free
 
 # What to answer to a request. None: the connection is somebody else's from here on.
 Respond = Callable[[Requests, socket.socket], Answer | None]
@@ -127,30 +129,41 @@ class Listener:
             now = time.monotonic()
             until = min((one.until for one in self.candidates.values()), default=None)
             left = None if until is None else max(0.0, until - now)
-            for key, _ in self.selector.select(left):
+            found = self.selector.select(left)
+            # Whoever's time runs out while others are dealt with has yet to be looked at.
+            now = time.monotonic()
+            for key, _ in found:
                 wire = key.fileobj
                 if wire is self.listening:
                     self._meet()
                 elif isinstance(wire, socket.socket) and wire in self.candidates:
                     self._hear(self.candidates[wire])
-            now = time.monotonic()
             for late in [one for one in self.candidates.values() if one.until <= now]:
                 self._refuse(late, "said nothing for too long")
 
     def _meet(self) -> None:
         try:
             wire, _ = self.listening.accept()
-        except OSError:  # it has gone again, or there are no more handles
+        except OSError as error:  # it has gone again, or there are no more handles
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room()
             return
         if len(self.candidates) == PENDING:
-            unproven = [one for one in self.candidates.values() if not one.asks]
-            self._refuse(unproven[0] if unproven else next(iter(self.candidates.values())), "many")
+            self._make_room()
         wire.setblocking(False)
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         introduction = Introduction(self.security.token, self.security.fingerprint)
         candidate = Candidate(wire, time.monotonic() + self.seconds, introduction)
         self.candidates[wire] = candidate
         self.selector.register(wire, selectors.EVENT_READ)
+
+    def _make_room(self) -> None:
+        """The oldest goes, one that has proved nothing first."""
+        if not self.candidates:
+            time.sleep(SHORT)  # the handles are with others, and may be free then
+            return
+        unproven = [one for one in self.candidates.values() if not one.asks]
+        self._refuse(unproven[0] if unproven else next(iter(self.candidates.values())), "many")
 
     def _hear(self, candidate: Candidate) -> None:
         try:
@@ -185,6 +198,7 @@ class Listener:
             self.candidates[candidate.wire] = candidate
             self.selector.register(candidate.wire, selectors.EVENT_READ)
         elif first != MAGIC[:1] or context is not None:
+            candidate.wire.recv(HELLO)  # what is left unread would take the answer with it
             candidate.wire.send(TLS_ONLY if first == MAGIC[:1] else UNKNOWN)
             raise Gone("spoke otherwise")
         candidate.began = True

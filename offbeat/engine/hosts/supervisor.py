@@ -13,6 +13,7 @@ from offbeat.engine.local.process import be_child
 from offbeat.engine.spawn import RESTARTS
 from offbeat.errors import RunError
 
+PIPE = 4096  # bytes that are read at once
 _PLACE = struct.Struct("!i")
 
 
@@ -55,8 +56,14 @@ class WorkerChild:
 
     def ended(self, status: int) -> int:
         """Which worker it was, and how it ended, as `os.waitstatus_to_exitcode` has it."""
-        with os.fdopen(self.told, "rb") as pipe:
-            said = pipe.read()
+        # All that it said lies there; what it has forked may still hold the other end.
+        os.set_blocking(self.told, False)
+        try:
+            said = os.read(self.told, PIPE)
+        except BlockingIOError:
+            said = b""
+        finally:
+            os.close(self.told)
         if len(said) >= _PLACE.size:
             (self.number,) = _PLACE.unpack(said[-_PLACE.size :])
         return os.waitstatus_to_exitcode(status)
@@ -74,8 +81,11 @@ def supervise(count: int, play: Callable[[Place], int]) -> int:
     def start(number: int = -1) -> None:
         child = WorkerChild(play, number)
         children[child.pid] = child
+        if asked:  # it came while this one was started
+            os.kill(child.pid, asked[-1])
 
-    with _passed_on(children) as asked:
+    asked: list[int] = []
+    with _passed_on(children, asked):
         for _ in range(count):
             start()
         while children:
@@ -100,9 +110,8 @@ def supervise(count: int, play: Callable[[Place], int]) -> int:
 
 
 @contextmanager
-def _passed_on(children: dict[int, WorkerChild]) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM go to the workers, once each; yields what has come."""
-    asked: list[int] = []
+def _passed_on(children: dict[int, WorkerChild], asked: list[int]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM go to the workers, once each; what has come is put to what was `asked`."""
 
     def pass_on(number: int, frame: Any) -> None:
         asked.append(number)
@@ -112,7 +121,7 @@ def _passed_on(children: dict[int, WorkerChild]) -> Iterator[list[int]]:
 
     before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

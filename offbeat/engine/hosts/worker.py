@@ -83,7 +83,11 @@ class HostWorker:
         self.memory = SharedMemory(plan)
         self.slot = self.memory.slots[0]
         packing = Packing(job.codec, job.pull_codec, job.sparse)
-        self.link = TcpLink(maker, self.slot, packing, engine.overlap)
+        try:
+            self.link = TcpLink(maker, self.slot, packing, engine.overlap)
+        except BaseException:
+            self.memory.arena.close()
+            raise
         self.store = job.make_store(Log())  # workers are made of it
         ahead = engine.prefetch
         if ahead is None:
@@ -138,7 +142,18 @@ class HostParticipant(LoopParticipant):
         self.host_worker = HostWorker(script_job(config), engine, maker, config)
         self.client = self.host_worker.process.client
         self.away = self.said = False
-        super().__init__(maker.number, self.host_worker.process.enter, self._finish)
+        try:
+            super().__init__(maker.number, self.host_worker.process.enter, self._finish)
+        except RunOver as over:
+            self._too_late(over)
+
+    def _too_late(self, over: RunOver) -> NoReturn:
+        """The run has ended before this worker had joined it."""
+        self.host_worker.process.bye()
+        self.host_worker.close()
+        if isinstance(over, StoreGone):
+            self._gone()
+        raise RunError("the run is over: it has ended before this worker was in") from over
 
     def _finish(self, over: RunOver) -> int:
         """The model gets the final parameters, which have come with the last message."""

@@ -160,13 +160,13 @@ class Dispatcher:
             except BlockingIOError:
                 return  # what woke this thread was meant for an earlier way
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
         self.port.send(due, last=number)  # it runs where this thread runs
         if due and self.lock.acquire(blocking=False):
             try:
                 self.around.spare()
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
             finally:
                 self.lock.release()
         self.cpu.received(number)
@@ -193,7 +193,7 @@ class Dispatcher:
             self.around.record()
         return due
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Let the one who waits raise this; nobody is heard from here on."""
         self.failure = error
         self.receivers.close()

@@ -6,7 +6,7 @@ import resource
 import torch
 
 from offbeat.config.job import Job
-from offbeat.config.run_config import Local, processes_of
+from offbeat.config.run_config import Hosts, Local, processes_of
 from offbeat.data import prefetch
 from offbeat.engine.local.allreduce import ALLREDUCE, check_allreduce, rule_table, updater_table
 from offbeat.engine.local.shared_memory import MemoryPlan
@@ -37,10 +37,25 @@ def check(job: Job, local: Local) -> None:
     if local.prefetch:
         prefetch.check(job.content.reader, job.batch_size)
     _check_files(job)
+    if isinstance(local, Hosts):
+        _check_hosts(job)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
             "CUDA is in use already, and a process that uses it cannot be forked: build the "
             "model on the CPU before training"
+        )
+
+
+def _check_hosts(job: Job) -> None:
+    if job.discipline.send.in_place:
+        raise ConfigError(
+            f"{job.discipline} does not go over a network: its workers write the store's own "
+            "memory, which is on another machine: use asp"
+        )
+    if job.content.cut is not None:
+        raise ConfigError(
+            f"the layout {job.content.cut.layout} does not go over a network: a replica is split "
+            "over processes of one machine: leave the layout out, or use offbeat run"
         )
 
 
