@@ -66,6 +66,7 @@ class Connection:
         self.kept: deque[Piece] = deque()
         self.inbox = memoryview(bytearray(TOGETHER))
         self.first = self.last = 0  # what lies there and has not been taken
+        self.lost = False
 
     def attach(self, wire: socket.socket, received: int = 0) -> None:
         """Go on over `wire`, whose other end has received so many bytes of the stream."""
@@ -74,7 +75,7 @@ class Connection:
         if not begins <= received <= self.end:
             wire.close()
             raise Misbehaved(f"the other end has {received} bytes, and there are {self.end}")
-        self.wire, self.sent = wire, received
+        self.wire, self.sent, self.lost = wire, received, False
 
     def detach(self) -> None:
         if self.wire is not None:
@@ -111,7 +112,10 @@ class Connection:
     # ------------------------------------------------------------ in
 
     def take(self, into: memoryview) -> int:
-        """Fill `into` as far as bytes are there; returns how many were."""
+        """Fill `into` as far as bytes are there; returns how many were.
+
+        Those count even if the connection breaks behind them: they will not be sent again.
+        """
         taken = 0
         while taken < len(into):
             rest = into[taken:]
@@ -130,16 +134,15 @@ class Connection:
 
     def _receive(self, into: memoryview) -> int:
         """Read what is there; 0 if nothing is."""
-        if self.wire is None:
+        if self.wire is None or self.lost:
             return 0
         try:
             count = self.wire.recv_into(into)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
-        except OSError as error:
-            raise ConnectionLost(self.index) from error
-        if not count:
-            raise ConnectionLost(self.index)
+        except OSError:
+            count = 0
+        self.lost = not count
         self.received += count
         return count
 
@@ -242,6 +245,8 @@ class Frames:
                 count = connection.take(wanted[0])
                 if count < len(wanted[0]):
                     wanted[0] = wanted[0][count:]
+                    if connection.lost:
+                        raise ConnectionLost(connection.index)
                     whole = False
                     break
                 wanted.popleft()
