@@ -28,6 +28,7 @@ LARGEST = 1 << 24  # bytes of an answer, which may describe a model tensor by te
 SHORTEST = 16  # letters of a token
 TLS_ONLY, UNKNOWN = b"tls?", b"no!!"  # what a store says to one that it does not let in
 REFUSAL = 4  # bytes of that
+NO_TLS = b"\x15\x03\x03\x00\x02\x02\x28"  # the same in TLS: handshake failure
 
 _LENGTH = struct.Struct("!I")
 

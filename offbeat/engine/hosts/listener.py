@@ -20,6 +20,7 @@ from offbeat.transport.dial import Address
 from offbeat.transport.handshake import (
     HELLO,
     MAGIC,
+    NO_TLS,
     TLS_ONLY,
     UNKNOWN,
     Answer,
@@ -35,6 +36,7 @@ from offbeat.transport.handshake import (
 PENDING = 128  # connections that have not proved anything yet
 HEADER = 4  # bytes that say how long a message is
 TLS_BEGINS = b"\x16"  # the first byte that a client of TLS sends
+FIRST = 1 << 14  # bytes that it may say at first
 SLOWEST = 10.0  # seconds that a proof may take
 SHORT = 0.05  # seconds until one looks again whether something is free
 
@@ -198,8 +200,9 @@ class Listener:
             self.candidates[candidate.wire] = candidate
             self.selector.register(candidate.wire, selectors.EVENT_READ)
         elif first != MAGIC[:1] or context is not None:
-            candidate.wire.recv(HELLO)  # what is left unread would take the answer with it
-            candidate.wire.send(TLS_ONLY if first == MAGIC[:1] else UNKNOWN)
+            candidate.wire.recv(FIRST)  # what is left unread would take the answer with it
+            unknown = NO_TLS if first == TLS_BEGINS else UNKNOWN
+            candidate.wire.send(TLS_ONLY if first == MAGIC[:1] else unknown)
             raise Gone("spoke otherwise")
         candidate.began = True
 
