@@ -96,7 +96,7 @@ def test_one_that_speaks_no_tls_is_named(serve: Serve, said: bytes) -> None:
         wire.recv(1 << 14)
         wire.send(said)
 
-    with pytest.raises(Refused, match="does not speak TLS as offbeat does.*--no-tls"):
+    with pytest.raises(Refused, match=r"does not speak TLS as offbeat does.*--no-tls"):
         Dialer(serve(speaks), TOKEN, tls=True).connect()
 
 
@@ -115,10 +115,14 @@ def test_one_that_breaks_off_in_the_middle_may_be_tried_again(serve: Serve, tls:
         Dialer(serve(reads_and_leaves), TOKEN, tls=tls).connect()
 
 
+def waits(done: threading.Event) -> None:
+    done.wait(LONG)
+
+
 @pytest.mark.parametrize("tls", [False, True])
 def test_one_that_says_nothing_is_not_waited_for_for_ever(serve: Serve, tls: bool) -> None:
     done = threading.Event()
-    address = serve(lambda wire: None if done.wait(LONG) else None)
+    address = serve(lambda wire: waits(done))
     try:
         with pytest.raises(TimeoutError):
             Dialer(address, TOKEN, tls=tls).connect(0.05)

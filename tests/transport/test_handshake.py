@@ -188,7 +188,7 @@ def test_garbage_proves_nothing(first: bytes, second: bytes) -> None:
 
 def test_tokens_that_can_be_guessed_are_refused_with_the_remedy() -> None:
     assert check_token(b"  0123456789abcdef\n", "here") == b"0123456789abcdef"
-    with pytest.raises(ConfigError, match="in here has 15 letters.*offbeat token prints"):
+    with pytest.raises(ConfigError, match=r"in here has 15 letters.*offbeat token prints"):
         check_token(b"0123456789abcde \n", "here")
     tokens = {new_token() for _ in range(20)}
     assert len(tokens) == 20

@@ -143,7 +143,7 @@ def test_a_certificate_is_made_for_the_run_and_no_file_of_it_stays(
     assert os.listdir(tmp_path) == []
     servers.append(Server(context, shown))
     reaches(servers[0])
-    other, another = store_context(None)
+    _, another = store_context(None)
     assert another != shown  # each run has its own
 
 
@@ -227,13 +227,13 @@ def test_files_that_are_none_are_a_clear_error(tmp_path: Path) -> None:
         Certificate(fits.certificate, nonsense),
         secret,  # and nobody is asked for it: there may be no terminal
     ):
-        with pytest.raises(ConfigError, match="are no certificate and its key .*PEM files"):
+        with pytest.raises(ConfigError, match=r"are no certificate and its key .*PEM files"):
             store_context(wrong)
 
 
 @pytest.mark.parametrize("text", ["cert.pem", "a,b,c", ""])
 def test_a_certificate_is_given_with_its_key(text: str) -> None:
-    with pytest.raises(ConfigError, match="--certificate cert.pem,key.pem"):
+    with pytest.raises(ConfigError, match=r"--certificate cert\.pem,key.pem"):
         Certificate.of(text)
     with pytest.raises(ConfigError, match="there is no file"):
         Certificate.of("/nowhere/cert.pem,/nowhere/key.pem")
