@@ -37,6 +37,10 @@ class Refused(ConfigError):
     """The store lets this worker not in, and has said why."""
 
 
+class TooLate(Refused):
+    """The run is over."""
+
+
 # ---------------------------------------------------------------- the token
 
 
@@ -183,6 +187,10 @@ class TurnedAway(Answer):
     reason: str
 
 
+class RunEnded(Answer):
+    """There is nothing more to do for anybody."""
+
+
 class Echoed(Answer):
     """As many bytes as were wanted."""
 
@@ -190,7 +198,7 @@ class Echoed(Answer):
 
 
 Requests = AskTerms | Enter | Attach | Echo
-Answers = Terms | Entered | Attached | NoSuchLink | TurnedAway | Echoed
+Answers = Terms | Entered | Attached | NoSuchLink | TurnedAway | RunEnded | Echoed
 
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(Requests).decode
@@ -227,6 +235,8 @@ def ask(wire: socket.socket, request: Request) -> Answers:
         found: Answers = _answer(read(wire, length))
     except msgspec.MsgspecError as error:
         raise Refused(f"the store has answered with something else: {error}") from error
+    if isinstance(found, RunEnded):
+        raise TooLate("the run is over: it has ended before this worker was in")
     if isinstance(found, TurnedAway):
         raise Refused(found.reason)
     return found

@@ -41,7 +41,7 @@ from offbeat.transport.frames import (
     Views,
     tune,
 )
-from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, ask
+from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, TooLate, ask
 from offbeat.transport.link import StoreGone
 from offbeat.transport.slots import fill, snapshot_in
 from offbeat.worker.contribution import Contribution, Snapshot
@@ -231,14 +231,18 @@ class Pump:
             return
         connection = self.frames.connections[lost.index]
         connection.detach()
-        made = self.maker.mend(self.link, lost.index, connection.received)
-        if made is not None:
-            connection.attach(*made)
-            return
+        try:
+            made = self.maker.mend(self.link, lost.index, connection.received)
+            if made is not None:
+                connection.attach(*made)
+                return
+            link, frames = self._fresh()
+        except TooLate:  # it has ended without this worker
+            raise StoreGone from None
         self.bytes += self.frames.moved
         self.frames.close()
         self.heard.clear()
-        self.link, self.frames = self._fresh()
+        self.link, self.frames = link, frames
         if self.joining:
             self.frames.put(encode(Join()))
         else:

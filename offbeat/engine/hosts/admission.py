@@ -26,12 +26,11 @@ from offbeat.transport.handshake import (
     Entered,
     NoSuchLink,
     Requests,
+    RunEnded,
     Terms,
     TurnedAway,
 )
 from offbeat.transport.tcp_port import TcpPort, WorkerLink
-
-OVER = TurnedAway("the run is over")
 
 
 def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,14 +113,14 @@ class NetworkDoor(Door):
         assert dispatcher is not None
         while not dispatcher.lock.acquire(timeout=SHORT):
             if not self.listener.open:  # whoever closes it may have the lock
-                return OVER
+                return RunEnded()
         try:
             if isinstance(request, Attach):
                 return self._attach(request, wire)
             return self._enter(dispatcher, request, wire)
         except Exception as error:
             dispatcher.fail(error)
-            return OVER
+            return RunEnded()
         finally:
             dispatcher.lock.release()
 

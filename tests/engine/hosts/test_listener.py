@@ -419,7 +419,7 @@ def test_a_name_that_nobody_knows() -> None:
 def test_a_port_in_use() -> None:
     with nothing_left(), socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="in use.*and a port that is free"):
+        with pytest.raises(ConfigError, match=r"in use.*and a port that is free"):
             listen(Address("127.0.0.1", port))
 
 
