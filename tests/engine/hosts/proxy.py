@@ -1,5 +1,6 @@
 """A network on the way to a store: it holds up, cuts and tears connections."""
 
+import os
 import random
 import select
 import socket
@@ -43,10 +44,15 @@ class Way:
 class Proxy:
     """Passes on what comes, as far as the fates let it."""
 
-    def __init__(self, seed: int | None = None, silences: tuple[float, ...] = ()):
-        """With a `seed` every connection has a fate of its own; `silences` are how long."""
+    def __init__(
+        self, seed: int | None = None, silences: tuple[float, ...] = (), usual: float = 4000
+    ):
+        """With a `seed` every connection has a fate of its own, after about the `usual` bytes.
+
+        `silences` are how long some are silent for.
+        """
         self.random = None if seed is None else random.Random(seed)
-        self.silences = silences
+        self.silences, self.usual = silences, usual
         self.next: list[Fate] = []  # of the connections that come next
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.listening.setblocking(False)
@@ -74,10 +80,15 @@ class Proxy:
             raise self.failure
 
     def tear(self) -> None:
-        """Tear whatever there is now."""
-        for way in list(self.ways):
+        """Tear whatever there is now; it is torn when this returns."""
+        ways = list(self.ways)
+        for way in ways:
             way.fate = Fate(lasts=0)
         self.bell.ring()
+        end = time.monotonic() + 20.0
+        while any(way in self.ways for way in ways):
+            assert time.monotonic() < end
+            os.sched_yield()
 
     # ------------------------------------------------------------ the thread
 
@@ -133,7 +144,7 @@ class Proxy:
             return self.next.pop(0)
         if self.random is None:
             return Fate()
-        lasts = int(self.random.expovariate(1 / 4000))
+        lasts = int(self.random.expovariate(1 / self.usual))
         if self.silences and self.random.random() < 0.3:
             return Fate(lasts, self.random.choice(self.silences))
         return Fate(lasts, reset=self.random.random() < 0.7)

@@ -65,6 +65,20 @@ def test_torn_connections_change_no_bit(tmp_path: Path) -> None:
     check_run(tmp_path / "there", what)
 
 
+def large() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 30_000), nn.Tanh(), nn.Linear(30_000, 2))
+
+
+def test_large_buffers_are_cut_over_connections_that_are_torn(tmp_path: Path) -> None:
+    what, options = problem(large, samples=12), {"workers": 1, "batch_size": 2, "epochs": 1}
+    here, proxy = run("local", what, "asp", **options), Proxy(3, usual=700_000)
+    with nothing_left(), through(proxy, 4):
+        there = over_tcp(what, "asp", out=tmp_path / "there", patience=20.0, **options)
+    assert proxy.bytes > 12 * 1_440_000
+    assert proxy.torn > 3
+    same_bits(here, there)
+
+
 def test_a_run_that_was_stopped_goes_on_and_is_replayed(tmp_path: Path) -> None:
     """A worker that comes again pulls all once more; the store and a replay know of it."""
     what, folder = problem(normed, samples=48), tmp_path / "run"
