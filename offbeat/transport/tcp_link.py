@@ -40,6 +40,7 @@ from offbeat.transport.slots import fill, snapshot_in
 from offbeat.worker.contribution import Contribution, Snapshot
 
 AWAY = 4  # times patience for which a worker looks for a store that does not answer
+AT_FIRST = 1 / 8  # of patience that a connection may take; more with each that does not come
 FAR = 2e-3  # seconds of a round trip from which one connection is not enough
 LINK = 16  # bytes of the name of a link
 Result = TypeVar("Result")
@@ -81,9 +82,9 @@ class DialedStore:
     def enter(self) -> tuple[bytes, list[socket.socket]]:
         return self._reach(self._enter)
 
-    def _enter(self) -> tuple[bytes, list[socket.socket]]:
+    def _enter(self, seconds: float) -> tuple[bytes, list[socket.socket]]:
         with ExitStack() as open_until_all_are_made:
-            first, trip = self.dialer.connect(self.patience)
+            first, trip = self.dialer.connect(self.patience, seconds)
             open_until_all_are_made.enter_context(first)
             self.trips.append(trip)
             link, count = secrets.token_bytes(LINK), self.connections or connections_for(trip)
@@ -99,7 +100,7 @@ class DialedStore:
             tune(first, self.patience)
             wires = [first]
             for index in range(1, count):
-                made = self._mend(link, index, 0)
+                made = self._mend(link, index, 0, seconds)
                 if made is None:
                     raise ConnectionResetError("the store has lost a link that was just made")
                 wires.append(open_until_all_are_made.enter_context(made[0]))
@@ -107,10 +108,10 @@ class DialedStore:
             return link, wires
 
     def mend(self, link: bytes, index: int, received: int) -> Mended | None:
-        return self._reach(lambda: self._mend(link, index, received))
+        return self._reach(lambda seconds: self._mend(link, index, received, seconds))
 
-    def _mend(self, link: bytes, index: int, received: int) -> Mended | None:
-        wire, trip = self.dialer.connect(self.patience)
+    def _mend(self, link: bytes, index: int, received: int, seconds: float) -> Mended | None:
+        wire, trip = self.dialer.connect(self.patience, seconds)
         self.trips.append(trip)
         try:
             answer = ask(wire, Attach(link, index, received))
@@ -125,15 +126,20 @@ class DialedStore:
         wire.close()
         return None
 
-    def _reach(self, attempt: Callable[[], Result]) -> Result:
-        """Try until the store answers: it may be out of reach for a while."""
-        until = time.monotonic() + AWAY * self.patience
+    def _reach(self, attempt: Callable[[float], Result]) -> Result:
+        """Try until the store answers: it may be out of reach for a while.
+
+        The system asks ever more rarely for a connection that does not come, so a new attempt sees
+        sooner that there is a way again. One who is far away is given longer with each.
+        """
+        until, seconds = time.monotonic() + AWAY * self.patience, AT_FIRST * self.patience
         while True:
             try:
-                return attempt()
+                return attempt(seconds)
             except OSError as error:
                 if time.monotonic() > until:
                     raise StoreGone from error
+            seconds = min(2 * seconds, self.patience)
             time.sleep(min(1.0, self.patience / 20))
 
 
