@@ -99,7 +99,8 @@ def carry(one: int, other: int, seconds: float) -> None:
 
 def main() -> None:
     here, mine, there, theirs, seconds = sys.argv[1:]
-    one, other = device(here, mine), device(there, theirs)
+    # It stays where the last one is: at the switch, where nobody kills it with the host.
+    other, one = device(there, theirs), device(here, mine)
     print("ready", flush=True)
     carry(one, other, float(seconds))
 

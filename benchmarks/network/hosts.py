@@ -3,23 +3,31 @@
 They share the kernel, the processors and the files of this machine, and nothing else: what one
 says to another goes over its wire, which can be made slow, late, or cut. That needs root and the
 tools of iproute2; `why_not` tries, and says what is missing.
+
+Nothing stays behind: a process of its own waits for the end of the one that has made the hosts, and
+removes them if that was killed; if both were, whoever makes hosts next sweeps.
 """
 
+import ctypes
 import fcntl
 import os
+import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 NAMES = re.compile(r"^(offbeat-[0-9a-f]{8})-\d+$")  # of our namespaces; the first part is a run's
 LOCKS = Path("/run/offbeat-hosts")  # held while the run lives that has namespaces of that name
@@ -31,6 +39,10 @@ DELAY = Path(__file__).with_name("delay.py")
 LONG = 60.0  # seconds after which it is a fault if something has not happened
 # Each command has a name of its host, and no other's /dev/shm; a sysfs of its own comes with ip.
 ENTER = 'echo "$0" >/proc/sys/kernel/hostname && mount --bind "$1" /dev/shm && shift && exec "$@"'
+
+NEW_MOUNTS, NEW_NAMES, NEW_NETWORK = 0x20000, 0x4000000, 0x40000000
+BIND, SLAVE = 0x1000, 0x84000  # a mount that shows a folder; mounts that nobody outside sees
+_system = ctypes.CDLL(None, use_errno=True)
 
 
 class HostsError(Exception):
@@ -55,6 +67,39 @@ def until(what: Callable[[], Any], told: str, seconds: float = LONG) -> Any:
     return found
 
 
+def call(name: str, *arguments: Any) -> None:
+    """Call the system, where Python has no function for it."""
+    if getattr(_system, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+
+
+class Forked:
+    """A process of ours, with as much of `subprocess.Popen` as is needed here."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, seconds: float = LONG) -> int:
+        until(lambda: self.poll() is not None, f"process {self.pid} ends", seconds)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Host:
     """One machine: `run` starts processes there, everything else happens to it."""
 
@@ -62,7 +107,7 @@ class Host:
         self.switch, self.namespace, self.number, self.folder = switch, name, number, folder
         self.name = f"lab{number}"
         self.address = f"{NETWORK}.{FIRST - 1 + number}"
-        self.started: list[subprocess.Popen[Any]] = []
+        self.started: list[subprocess.Popen[Any] | Forked] = []
         for part in ("tmp", "shm"):
             (folder / part).mkdir(parents=True)
 
@@ -85,6 +130,54 @@ class Host:
         self.started.append(found)
         return found
 
+    def fork(self, main: Callable[[], int], out: Path, complaints: Path) -> "Forked":
+        """Call `main` in a process of this host that has everything imported already.
+
+        What it prints goes to two files; what it returns is its exit code.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if not pid:
+            self._become(main, out, complaints)
+        found = Forked(pid)
+        self.started.append(found)
+        return found
+
+    def _become(self, main: Callable[[], int], out: Path, complaints: Path) -> NoReturn:
+        """In the forked process: what `run` does with commands."""
+        code = 1
+        try:
+            os.setsid()
+            for number, path in ((0, Path(os.devnull)), (1, out), (2, complaints)):
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+                os.dup2(handle, number)
+                os.close(handle)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            warnings.simplefilter("ignore")
+            self._move_in()
+            code = main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(code)
+
+    def _move_in(self) -> None:
+        inside = os.open(NAMESPACES / self.namespace, os.O_RDONLY)
+        call("setns", inside, NEW_NETWORK)
+        os.close(inside)
+        call("unshare", NEW_MOUNTS | NEW_NAMES)
+        call("mount", None, b"/", None, SLAVE, None)
+        call("mount", bytes(self.folder / "shm"), b"/dev/shm", None, BIND, None)
+        socket.sethostname(self.name)
+        vars(platform)["_uname_cache"] = None  # it may have asked before
+        os.environ["TMPDIR"] = str(self.folder / "tmp")
+        tempfile.tempdir = None
+        os.chdir(self.folder)
+
     def processes(self) -> list[int]:
         """All that live here, whoever has started them."""
         return processes_in(self.namespace)
@@ -94,6 +187,8 @@ class Host:
 
         Nobody can start another while the first ones die.
         """
+        for process in self.started:  # one of a moment ago may not have come into the namespace
+            process.kill()
         kill_in(self.namespace)
         for process in self.started:
             process.wait()
@@ -130,6 +225,19 @@ class Host:
         before = self.said()
         until(lambda: self.said() > before, f"{self.name} says something")
 
+    def dials_in_vain(self) -> None:
+        """Wait, after a cut, until it has missed a connection and tries to make another."""
+        until(lambda: self.ports("syn-sent"), f"{self.name} dials")
+
+    def ports(self, state: str = "established") -> set[str]:
+        """Its ends of TCP connections in that state."""
+        words = ("ip", "netns", "exec", self.namespace, "ss", "-Htn", "state", state)
+        return {line.split()[2] for line in tool(*words).splitlines()}
+
+    def tear(self) -> None:
+        """Its connections break, at both ends, and it can make others at once."""
+        tool("ip", "netns", "exec", self.namespace, "ss", "-KHtn", "state", "established")
+
     def _ends(self) -> list[tuple[str, str]]:
         return [(self.namespace, "eth0"), (self.switch, self.name)]
 
@@ -157,6 +265,7 @@ class Hosts:
         run = f"offbeat-{os.urandom(4).hex()}"
         try:
             self.kept.enter_context(_Lock(run))
+            self._watch(run)
             self.kept.callback(remove, run)
             self._make(run)
         except BaseException:
@@ -170,13 +279,20 @@ class Hosts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for host in self.all:
+            host.kill()
         self.kept.close()
         for host in self.all:
             for process in host.started:
-                process.wait()
                 for stream in (process.stdin, process.stdout, process.stderr):
                     if stream is not None:
                         stream.close()
+
+    def _watch(self, run: str) -> None:
+        """Have a process remove them that reads the end of a pipe when this one is gone."""
+        words = [sys.executable, "-I", "-S", __file__, run]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+        self.kept.callback(_end, process)
 
     def _make(self, run: str) -> None:
         switch = f"{run}-0"
@@ -215,7 +331,7 @@ class Hosts:
             raise HostsError(f"no wire with a delay: {said}{process.stdout.read()}".strip())
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[Any]) -> None:
     process.kill()
     process.communicate()
 
@@ -321,7 +437,23 @@ def why_not(delay: bool = False) -> str:
     return ""
 
 
-if __name__ == "__main__":  # what `make cluster-test` asks
+def outlive(run: str) -> None:
+    """Wait for the end of the one that has made these hosts, and remove what it left behind."""
+    sys.stdin.read()
+    with suppress(OSError), _Lock(run):  # it has let go of it, however it ended
+        remove(run)
+
+
+def main(words: Sequence[str]) -> int:
+    """With the name of a run its watch; else what `make cluster-test` asks."""
+    if words:
+        outlive(words[0])
+        return 0
     reason = why_not()
-    print(reason)
-    raise SystemExit(bool(reason))
+    if reason:
+        print(reason)
+    return bool(reason)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
