@@ -13,6 +13,7 @@ import fcntl
 import os
 import platform
 import re
+import select
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 NAMES = re.compile(r"^(offbeat-[0-9a-f]{8})-\d+$")  # of our namespaces; the first part is a run's
 LOCKS = Path("/run/offbeat-hosts")  # held while the run lives that has namespaces of that name
@@ -41,6 +42,7 @@ LONG = 60.0  # seconds after which it is a fault if something has not happened
 ENTER = 'echo "$0" >/proc/sys/kernel/hostname && mount --bind "$1" /dev/shm && shift && exec "$@"'
 
 NEW_MOUNTS, NEW_NAMES, NEW_NETWORK = 0x20000, 0x4000000, 0x40000000
+DIES_WITH_PARENT = 1
 BIND, SLAVE = 0x1000, 0x84000  # a mount that shows a folder; mounts that nobody outside sees
 _system = ctypes.CDLL(None, use_errno=True)
 
@@ -137,7 +139,9 @@ class Host:
         """
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        with warnings.catch_warnings():  # threads of the parent are not there, and not missed
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if not pid:
             self._become(main, out, complaints)
         found = Forked(pid)
@@ -148,7 +152,10 @@ class Host:
         """In the forked process: what `run` does with commands."""
         code = 1
         try:
+            call("prctl", DIES_WITH_PARENT, signal.SIGKILL)
             os.setsid()
+            for lock in _Lock.held:
+                os.close(lock)
             for number, path in ((0, Path(os.devnull)), (1, out), (2, complaints)):
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
                 os.dup2(handle, number)
@@ -289,10 +296,9 @@ class Hosts:
                         stream.close()
 
     def _watch(self, run: str) -> None:
-        """Have a process remove them that reads the end of a pipe when this one is gone."""
-        words = [sys.executable, "-I", "-S", __file__, run]
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
-        self.kept.callback(_end, process)
+        """Have a process remove them when this one is gone."""
+        words = [sys.executable, "-I", "-S", __file__, run, str(os.getpid())]
+        self.kept.callback(_end, subprocess.Popen(words, start_new_session=True))
 
     def _make(self, run: str) -> None:
         switch = f"{run}-0"
@@ -342,6 +348,8 @@ def _end(process: subprocess.Popen[Any]) -> None:
 class _Lock:
     """Says that a run lives; the system opens it when its process is gone, however that went."""
 
+    held: ClassVar[set[int]] = set()  # by this process: one that is forked lets go of them
+
     def __init__(self, run: str):
         LOCKS.mkdir(parents=True, exist_ok=True)
         self.path = LOCKS / run
@@ -351,12 +359,14 @@ class _Lock:
         except OSError:
             os.close(self.file)
             raise
+        self.held.add(self.file)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *what: object) -> None:
         self.path.unlink(missing_ok=True)
+        self.held.remove(self.file)
         os.close(self.file)
 
 
@@ -437,17 +447,19 @@ def why_not(delay: bool = False) -> str:
     return ""
 
 
-def outlive(run: str) -> None:
+def outlive(run: str, maker: int) -> None:
     """Wait for the end of the one that has made these hosts, and remove what it left behind."""
-    sys.stdin.read()
-    with suppress(OSError), _Lock(run):  # it has let go of it, however it ended
-        remove(run)
+    with suppress(ProcessLookupError), open(os.pidfd_open(maker), "rb") as handle:
+        if os.getppid() == maker:
+            select.select([handle], [], [])
+    remove(run)
+    (LOCKS / run).unlink(missing_ok=True)
 
 
 def main(words: Sequence[str]) -> int:
-    """With the name of a run its watch; else what `make cluster-test` asks."""
+    """With a run's name and maker its watch; else what `make cluster-test` asks."""
     if words:
-        outlive(words[0])
+        outlive(words[0], int(words[1]))
         return 0
     reason = why_not()
     if reason:

@@ -1,4 +1,4 @@
-"""What the tests over hosts share: runs that last until everything has happened, and a last look."""
+"""What the tests over hosts share: runs that last until all has happened, and a last look."""
 
 import contextlib
 import io
@@ -15,7 +15,17 @@ from typing import Any
 from benchmarks.network.hosts import Host, Hosts, until
 from offbeat.cli import main
 from offbeat.log.log import read
-from offbeat.log.records import Admitted, Dropped, Ended, Joined, Left, Linked, Lost, Refused, Updated
+from offbeat.log.records import (
+    Admitted,
+    Dropped,
+    Ended,
+    Joined,
+    Left,
+    Linked,
+    Lost,
+    Refused,
+    Updated,
+)
 from tests.contract.common import recount
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -98,7 +108,7 @@ class Site:
         self.script = [str(SCRIPT), str(self.gate), str(samples), str(epochs)]
         self.store: Command | None = None
         self.workers: list[Command] = []
-        self.size, self.kept = -1, [] # of the log when it was read last, and what it said
+        self.size, self.kept = -1, []  # of the log when it was read last, and what it said
 
     # ------------------------------------------------------------ commands
 
@@ -238,9 +248,8 @@ def site(folder: Path, workers: int = 3, **options: Any) -> Iterator[Site]:
 
 def run_here(*words: str) -> str:
     """What a command of ours prints, in this process, which has everything imported already."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        with contextlib.redirect_stderr(out):
-            code = main(list(words))
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main(list(words))
     assert code == 0, out.getvalue()
     return out.getvalue()
 
@@ -282,4 +291,3 @@ def joins(records: Sequence[Any], worker: int) -> list[int]:
 
 def lost(records: Sequence[Any], worker: int) -> list[Any]:
     return of(records, Lost, worker)
-

@@ -46,7 +46,9 @@ from pathlib import Path
 from benchmarks.network.hosts import Hosts
 with Hosts(2, Path(sys.argv[1]), [0.001]) as hosts:
     process = hosts[2].run("sleep", "1000")
-    while not hosts[2].processes():
+    out = Path(sys.argv[1]) / "out"
+    hosts[2].fork(lambda: time.sleep(1000), out, out)
+    while len(hosts[2].processes()) < 2:
         time.sleep(0.01)
     print(hosts[1].switch, flush=True)
     time.sleep(1000)
@@ -109,7 +111,9 @@ def test_what_is_said_to_one_that_is_cut_off_comes_later(tmp_path):
     """Later, and not never: its system sends it again. Nobody is told that there is no way."""
     with Hosts(2, tmp_path) as hosts:
         assert python(hosts[1], ECHO).stdout.readline() == "ready\n"
-        program = ASK.replace("range(5)", "range(10**9)").replace("print(", "time.sleep(0.01), print(")
+        program = ASK.replace("range(5)", "range(10**9)").replace(
+            "print(", "time.sleep(0.01), print("
+        )
         client = python(hosts[2], program, "0")
         client.stdout.readline()
         hosts[2].cut()
@@ -205,11 +209,17 @@ def watches(run: str) -> list[int]:
     return found
 
 
-def test_what_cannot_be_made_is_told(monkeypatch):
-    for name, told in [("ip", "install iproute2"), ("unshare", "install util-linux")]:
-        found = module.shutil.which
-        with monkeypatch.context() as patch:
-            patch.setattr(module.shutil, "which", lambda n, name=name: None if n == name else found(n))
-            assert told in module.why_not.__wrapped__()
+@pytest.mark.parametrize(
+    ("missing", "told"), [("ip", "install iproute2"), ("unshare", "install util-linux")]
+)
+def test_what_is_missing_is_told(missing, told, monkeypatch):
+    found = module.shutil.which
+    monkeypatch.setattr(
+        module.shutil, "which", lambda name: None if name == missing else found(name)
+    )
+    assert told in module.why_not.__wrapped__()
+
+
+def test_who_may_not_make_hosts_is_told(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert module.why_not.__wrapped__() == "network namespaces need root"
