@@ -22,7 +22,7 @@ from tests.cluster.common import PORT, Offbeat, Site, site
 pytestmark = pytest.mark.cluster
 
 HALF_OPEN = 1000
-SECONDS = 60.0  # after which a connection that is not closed is a fault
+SECONDS = 20.0  # after which a connection that is not closed is a fault
 TLS = ["plain", "encrypted"]
 
 
