@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
-.PHONY: help demo test lint browser bench soak clean
+.PHONY: help demo test lint browser iproute2 cluster-test bench soak clean
 
 help:
 	@echo 'make demo    a short run that shows what offbeat does'
 	@echo 'make test    lint, types and tests: what a change must pass'
 	@echo 'make lint    ruff and mypy alone'
+	@echo 'make cluster-test  runs over hosts made of network namespaces (as root)'
 	@echo 'make bench   side by side with other ways of training (MNIST=folder for all of it)'
 	@echo 'make soak    long runs that look for rare failures'
 	@echo 'make clean   remove caches and build output'
@@ -52,6 +53,21 @@ browser: $(STAMP)
 
 test: lint browser
 	$(BIN)/python -m pytest -n 2
+
+# Hosts are made with iproute2. Where that cannot be, the reason is said and nothing is tested.
+iproute2:
+	@if ! command -v ip >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'Installing iproute2, with which hosts are made of network namespaces.'; \
+	  { apt-get update && apt-get install --yes --no-install-recommends iproute2; } \
+	    >$(VENV)/iproute2.log 2>&1 || \
+	    echo 'iproute2 could not be installed ($(VENV)/iproute2.log says why).' >&2; \
+	fi
+
+cluster-test: $(STAMP) iproute2
+	@if reason=$$($(BIN)/python -m benchmarks.network.hosts); then \
+	  $(BIN)/python -m pytest -n 3 -m 'cluster and not soak' tests/cluster; \
+	elif [ -n "$$reason" ]; then echo "cluster-test is skipped: $$reason"; \
+	else exit 1; fi
 
 # The other ways of training that `bench` measures beside offbeat are large: only it needs them.
 $(BENCH_STAMP): $(STAMP)

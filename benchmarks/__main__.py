@@ -11,6 +11,7 @@ from benchmarks import shards, simulator, watch
 from benchmarks.figure import Figure
 from benchmarks.local import exchange, layouts, models, straggler
 from benchmarks.machine import Others, described, machine
+from benchmarks.network import figures
 from benchmarks.peers.launch import PeerFailed
 from benchmarks.scale import QUICK, Scale
 from benchmarks.table import WIDTH, as_json, table, verdict
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "prediction": models.prediction,
     "watch": watch.watch,
     "layouts": layouts.layouts,
+    "network": figures.network,
 }
 # The share of the cores that others may take before the figures mean little.
 DISTURBED = 0.05
@@ -55,17 +57,17 @@ def main() -> None:
     scale = replace(QUICK if arguments.quick else Scale(), mnist=folder)
     said, console = Console(stderr=True), Console(width=WIDTH)
     facts, others = machine(), Others()
-    figures: list[Figure] = []
+    found: list[Figure] = []
     for name in arguments.names or BENCHMARKS:
         said.print(f"measuring {name} ...")
         try:
-            figures += BENCHMARKS[name](scale)
+            found += BENCHMARKS[name](scale)
         except PeerFailed as failed:  # the others are worth having all the same
-            figures.append(Figure(name, None, "", "a result", f"failed: {failed}", at_least=0))
+            found.append(Figure(name, None, "", "a result", f"failed: {failed}", at_least=0))
     facts |= {"quick": arguments.quick, "others": others.share()}
     console.print(described(facts), highlight=False)
-    console.print(table(figures))
-    console.print(verdict(figures), highlight=False)
+    console.print(table(found))
+    console.print(verdict(found), highlight=False)
     if facts["others"] > DISTURBED:
         console.print(
             f"Other programs took {facts['others']:.0%} of the cores meanwhile: measure again "
@@ -75,7 +77,7 @@ def main() -> None:
     if arguments.quick:
         console.print("Quick: sizes are too small to mean anything.")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(as_json(facts, figures))
+    arguments.json.write_text(as_json(facts, found))
     said.print(f"written to {arguments.json}")
 
 

@@ -26,7 +26,7 @@ from benchmarks.peers.common import (
 
 
 @contextmanager
-def _group(meet: str, rank: int, ranks: int) -> Iterator[None]:
+def group(meet: str, rank: int, ranks: int) -> Iterator[None]:
     dist.init_process_group(
         "gloo", init_method=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
     )
@@ -38,7 +38,7 @@ def _group(meet: str, rank: int, ranks: int) -> Iterator[None]:
 
 
 def all_reduce(meet: str, rank: int, ranks: int, floats: int, repeats: int) -> dict[str, Any]:
-    with _group(meet, rank, ranks):
+    with group(meet, rank, ranks):
         tensor = torch.randn(floats)
         seconds = []
         for repeat in range(repeats + 2):
@@ -52,7 +52,7 @@ def all_reduce(meet: str, rank: int, ranks: int, floats: int, repeats: int) -> d
 
 
 def small(meet: str, rank: int, ranks: int, batch: int, steps: int, repeats: int) -> dict[str, Any]:
-    with _group(meet, rank, ranks):
+    with group(meet, rank, ranks):
         model = DistributedDataParallel(small_mlp())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         stream = batches(made_up(64), batch, 0, rank, ranks)
@@ -100,7 +100,7 @@ def _slow_steps(
 def straggler(
     meet: str, rank: int, ranks: int, emulate: list[float], batch: int, steps: int, repeats: int
 ) -> dict[str, Any]:
-    with _group(meet, rank, ranks):
+    with group(meet, rank, ranks):
         _, one = _slow_steps(rank, ranks, emulate, batch, made_up(784), 0, {"lr": 0.05})
         seconds = []
         for repeat in range(repeats + 1):
@@ -130,7 +130,7 @@ def reach(
     from offbeat.recipes import mnist
 
     task = mnist(folder, limit=samples)
-    with _group(meet, rank, ranks):
+    with group(meet, rank, ranks):
         module, one = _slow_steps(rank, ranks, emulate, batch, task.data.tensors, seed, rule)
         seconds, steps, reached = 0.0, 0, torch.zeros(1)
         while float(reached) < target and steps < most_steps:
@@ -151,7 +151,7 @@ def resnet(meet: str, rank: int, ranks: int, batch: int, steps: int, side: int) 
     from offbeat.recipes import resnet50
 
     task = resnet50(side=side)
-    with _group(meet, rank, ranks):
+    with group(meet, rank, ranks):
         model = DistributedDataParallel(task.model)
         optimizer = task.optimizer(model.parameters())
         stream = batches(task.data.tensors, batch, 0, rank, ranks)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = "ready"
+Start = Callable[..., subprocess.Popen[str]]  # of a command, in a session of its own
 QUIET = {
     # One machine: loopback, whatever its host name resolves to.
     "GLOO_SOCKET_IFNAME": "lo",
@@ -41,9 +42,17 @@ def alone(
 
 
 def together(
-    target: str, each: Sequence[Mapping[str, Any]], threads: int = 1, timeout: float = 900
+    target: str,
+    each: Sequence[Mapping[str, Any]],
+    threads: int = 1,
+    timeout: float = 900,
+    on: Sequence[Start] = (),
+    more: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """The same with one process for each set of arguments, all at once."""
+    """The same with one process for each set of arguments, all at once.
+
+    With `on` each is started by one of these; `more` is added to their environment.
+    """
     late = threading.Event()
     with ExitStack() as files:
         errors = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in each]
@@ -56,8 +65,19 @@ def together(
         watchdog = threading.Timer(timeout, too_late)
         watchdog.start()
         try:
-            for arguments, said in zip(each, errors, strict=True):
-                processes.append(files.enter_context(_start(target, arguments, threads, said)))
+            for arguments, said, start in zip(each, errors, on or [_here] * len(each), strict=True):
+                words = [sys.executable, "-m", __name__, target, str(threads)]
+                process = start(
+                    *words,
+                    json.dumps(arguments),
+                    environment={**QUIET, "OMP_NUM_THREADS": str(threads), **(more or {})},
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    text=True,
+                )
+                processes.append(files.enter_context(process))
             results = _conversation(processes)
         finally:
             watchdog.cancel()
@@ -69,18 +89,9 @@ def together(
     return [result for result in results if result is not None]
 
 
-def _start(
-    target: str, arguments: Mapping[str, Any], threads: int, said: IO[str]
-) -> subprocess.Popen[str]:
+def _here(*words: str, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", __name__, target, str(threads), json.dumps(arguments)],
-        cwd=ROOT,
-        env={**os.environ, **QUIET, "OMP_NUM_THREADS": str(threads)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=said,
-        text=True,
-        start_new_session=True,
+        words, env={**os.environ, **environment}, start_new_session=True, **options
     )
 
 

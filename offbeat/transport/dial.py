@@ -63,13 +63,17 @@ class Dialer:
     tls: bool | None = None
     authority: Path | None = None
 
-    def connect(self, seconds: float = SECONDS) -> tuple[socket.socket, float]:
+    def connect(
+        self, seconds: float = SECONDS, reach: float | None = None
+    ) -> tuple[socket.socket, float]:
         """A connection that both ends have proved themselves over, and its round trip in seconds.
 
+        An answer may take so many `seconds`, and the first one only `reach`, if that is given.
         Raises OSError if nothing listens there or answers, Refused if that is not the store.
         """
-        wire = socket.create_connection((self.address.host, self.address.port), seconds)
+        wire = socket.create_connection((self.address.host, self.address.port), reach or seconds)
         try:
+            wire.settimeout(seconds)
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             seen = b""
             if self.encrypts:

@@ -47,6 +47,7 @@ from offbeat.transport.slots import fill, snapshot_in
 from offbeat.worker.contribution import Contribution, Snapshot
 
 AWAY = 4  # times patience for which a worker looks for a store that does not answer
+AT_FIRST = 1 / 8  # of patience that a connection may take; more with each that does not come
 FAR = 2e-3  # seconds of a round trip from which one connection is not enough
 LINK = 16  # bytes of the name of a link
 Result = TypeVar("Result")
@@ -91,11 +92,11 @@ class DialedStore:
     def enter(self) -> tuple[bytes, list[socket.socket]]:
         # The store knows by the name that a second attempt is no second worker.
         asked = msgspec.structs.replace(self.request, link=secrets.token_bytes(LINK), connections=0)
-        return asked.link, self._reach(lambda: self._enter(asked))
+        return asked.link, self._reach(lambda seconds: self._enter(asked, seconds))
 
-    def _enter(self, asked: Enter) -> list[socket.socket]:
+    def _enter(self, asked: Enter, seconds: float) -> list[socket.socket]:
         with ExitStack() as open_until_all_are_made:
-            first, asked.round_trip = self.dialer.connect(self.patience)
+            first, asked.round_trip = self.dialer.connect(self.patience, seconds)
             open_until_all_are_made.enter_context(first)
             if not asked.connections:
                 asked.connections = self.connections or connections_for(asked.round_trip)
@@ -108,7 +109,7 @@ class DialedStore:
             tune(first, self.patience)
             wires = [first]
             for index in range(1, asked.connections):
-                made = self._mend(asked.link, index, 0)
+                made = self._mend(asked.link, index, 0, seconds)
                 if made is None:
                     raise ConnectionResetError("the store has lost a link that was just made")
                 wires.append(open_until_all_are_made.enter_context(made[0]))
@@ -116,10 +117,10 @@ class DialedStore:
             return wires
 
     def mend(self, link: bytes, index: int, received: int) -> Mended | None:
-        return self._reach(lambda: self._mend(link, index, received))
+        return self._reach(lambda seconds: self._mend(link, index, received, seconds))
 
-    def _mend(self, link: bytes, index: int, received: int) -> Mended | None:
-        wire, _ = self.dialer.connect(self.patience)
+    def _mend(self, link: bytes, index: int, received: int, seconds: float) -> Mended | None:
+        wire, _ = self.dialer.connect(self.patience, seconds)
         try:
             answer = ask(wire, Attach(link, index, received))
             if isinstance(answer, Attached):
@@ -133,15 +134,20 @@ class DialedStore:
         wire.close()
         return None
 
-    def _reach(self, attempt: Callable[[], Result]) -> Result:
-        """Try until the store answers: it may be out of reach for a while."""
-        until = time.monotonic() + AWAY * self.patience
+    def _reach(self, attempt: Callable[[float], Result]) -> Result:
+        """Try until the store answers: it may be out of reach for a while.
+
+        The system asks ever more rarely for a connection that does not come, so a new attempt sees
+        sooner that there is a way again. One who is far away is given longer with each.
+        """
+        until, seconds = time.monotonic() + AWAY * self.patience, AT_FIRST * self.patience
         while True:
             try:
-                return attempt()
+                return attempt(seconds)
             except OSError as error:
                 if time.monotonic() > until:
                     raise StoreGone from error
+            seconds = min(2 * seconds, self.patience)
             if self.stopped.wait(min(1.0, self.patience / 20)):
                 raise StoreGone
 

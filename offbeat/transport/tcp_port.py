@@ -33,6 +33,9 @@ from offbeat.transport.handshake import Answer, Attached, packet
 from offbeat.transport.link import Received
 from offbeat.transport.slots import contribution_in, lay_out
 
+# Of patience, in which bytes are a sign of life: an answer leaves a moment after patience began.
+ALIVE = 15 / 16
+
 
 class Ears(Protocol):
     """Who is told what happens to a link, by its thread."""
@@ -103,12 +106,16 @@ class WorkerLink:
         if threading.current_thread() is not self.thread:
             self.bell.ring()
 
-    def lives(self, within: float) -> bool:
-        """Whether bytes have gone either way not longer ago than that."""
-        moved, now = self.frames.moved, time.monotonic()
+    def lives(self, patience: float) -> bool:
+        """Whether bytes have gone either way within `patience`, and not just when that began."""
+        now = time.monotonic()
+        return self.moved != self.frames.moved or now - self.moved_at < ALIVE * patience
+
+    def _note(self) -> None:
+        """As its thread: when bytes have gone."""
+        moved = self.frames.moved
         if moved != self.moved:
-            self.moved, self.moved_at = moved, now
-        return now - self.moved_at < within
+            self.moved, self.moved_at = moved, time.monotonic()
 
     @property
     def abandoned(self) -> bool:
@@ -187,6 +194,7 @@ class WorkerLink:
             if self.ended or not self.open:  # which this thread has just done, and rings no bell
                 return
             self._send()
+        self._note()
         if not self.outbox:
             self.frames.wait(self.bell)
 
@@ -203,6 +211,7 @@ class WorkerLink:
 
     def _lose(self, lost: ConnectionLost, worker: int, ears: Ears) -> None:
         """Whoever broke it: its worker has patience to make another."""
+        self._note()
         self.frames.connections[lost.index].detach()
         if not self.broken:
             self.broken = True

@@ -1,0 +1,76 @@
+"""Who has no token and comes all the same: `python -m benchmarks.network.attackers HOST PORT`.
+
+A thousand connections that say nothing are made again as they are ended, one sends a byte now and
+then, and one after the other sends garbage, half a greeting, a wrong proof, or what another one
+has said.
+"""
+
+import os
+import selectors
+import socket
+import sys
+import time
+from contextlib import suppress
+from itertools import cycle
+
+from offbeat.transport.handshake import HELLO, MAGIC, NUMBER, Introduction
+
+IDLE = 1000  # connections that say nothing
+PAUSE = 0.02  # seconds between two that say something
+SLOW = 0.5  # seconds between two bytes
+
+
+def connect(host: str, port: int) -> socket.socket | None:
+    try:
+        return socket.create_connection((host, port), 1.0)
+    except OSError:
+        return None
+
+
+def garbage() -> list[bytes]:
+    """What somebody may say who does not know the token."""
+    wrong = Introduction(b"a token that was guessed")
+    proof = wrong.hear(MAGIC + os.urandom(NUMBER))
+    assert proof is not None
+    hello = MAGIC + os.urandom(NUMBER)
+    return [
+        os.urandom(HELLO * 100),
+        hello[: HELLO // 2],
+        hello + proof[NUMBER:],
+        hello + bytes(NUMBER) + b"\xff" * 64,
+        b"GET / HTTP/1.1\r\nHost: store\r\n\r\n",
+        b"\x16\x03\x01\xff\xff" + os.urandom(200),
+    ]
+
+
+def main() -> None:
+    host, port = sys.argv[1], int(sys.argv[2])
+    idle: list[socket.socket] = []
+    watch = selectors.DefaultSelector()
+    words = cycle(garbage())
+    slow, slow_at = connect(host, port), 0.0
+    while True:
+        while len(idle) < IDLE and (wire := connect(host, port)) is not None:
+            idle.append(wire)
+            watch.register(wire, selectors.EVENT_READ)
+        wire = connect(host, port)
+        if wire is not None:
+            with wire, suppress(OSError):
+                wire.sendall(next(words))
+        if time.monotonic() > slow_at:
+            slow_at = time.monotonic() + SLOW
+            try:
+                assert slow is not None
+                slow.sendall(MAGIC[:1])
+            except (AssertionError, OSError):
+                slow = connect(host, port)
+        for key, _ in watch.select(PAUSE):  # it was ended by the other side
+            gone = key.fileobj
+            assert isinstance(gone, socket.socket)
+            watch.unregister(gone)
+            idle.remove(gone)
+            gone.close()
+
+
+if __name__ == "__main__":
+    main()
