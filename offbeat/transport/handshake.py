@@ -130,6 +130,7 @@ class Enter(Request):
     difference: str  # where that differs from the store's, in words
     host: str  # what its machine is called
     round_trip: float  # seconds, as it has measured
+    meets: str = ""  # where the other workers of the run reach it, if they have to
 
 
 class Attach(Request):
@@ -145,6 +146,15 @@ class Echo(Request):
 
     filling: bytes
     wanted: int = 0  # bytes of the answer
+
+
+class Meet(Request):
+    """From another worker, to one that listens: a member of a group wants to add up with it."""
+
+    group: int
+    worker: int
+    number: bytes  # a random one
+    proof: bytes  # that it has been told of the group
 
 
 class Answer(msgspec.Struct, array_like=True, tag=True):
@@ -187,7 +197,7 @@ class Echoed(Answer):
     filling: bytes
 
 
-Requests = AskTerms | Enter | Attach | Echo
+Requests = AskTerms | Enter | Attach | Echo | Meet
 Answers = Terms | Entered | Attached | NoSuchLink | TurnedAway | Echoed
 
 _encode = msgspec.msgpack.Encoder().encode

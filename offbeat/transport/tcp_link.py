@@ -22,6 +22,7 @@ from offbeat.protocol.messages import (
     Join,
     Push,
     Rejoin,
+    Shown,
     Stop,
     ToStore,
     ToWorker,
@@ -31,7 +32,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
-from offbeat.transport.cargo import Cargo, Packing
+from offbeat.transport.cargo import MeetingPacking, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.frames import MOST, ConnectionLost, Frames, Misbehaved, Views, tune
 from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, ask
@@ -88,7 +89,11 @@ class DialedStore:
             self.trips.append(trip)
             link, count = secrets.token_bytes(LINK), self.connections or connections_for(trip)
             asked = msgspec.structs.replace(
-                self.request, link=link, connections=count, round_trip=trip
+                self.request,
+                link=link,
+                connections=count,
+                round_trip=trip,
+                meets=self.place(first),
             )
             answer = ask(first, asked)
             if not isinstance(answer, Entered):
@@ -105,6 +110,10 @@ class DialedStore:
                 wires.append(open_until_all_are_made.enter_context(made[0]))
             open_until_all_are_made.pop_all()
             return link, wires
+
+    def place(self, wire: socket.socket) -> str:
+        """Where the other workers reach this one, which has this way to the store."""
+        return ""
 
     def mend(self, link: bytes, index: int, received: int) -> Mended | None:
         return self._reach(lambda: self._mend(link, index, received))
@@ -286,7 +295,7 @@ class TcpLink:
 
     def __init__(self, maker: Maker, slot: Slot, packing: Packing, overlap: bool = False):
         """With `overlap` bytes travel while the worker computes."""
-        self.slot, self.cargo = slot, Cargo(slot, packing)
+        self.slot, self.cargo = slot, packing.cargo(slot)
         # What the store knows this worker to have, where pulls bring changes to it.
         self.held = [Flat(flat.table) for flat in slot.incoming[0]] if packing.pull else []
         pump = Pump(maker, self._decode)
@@ -318,7 +327,9 @@ class TcpLink:
         self.pump.put(message)
 
     def receive(self) -> ToWorker:
-        found = self.pump.wait()
+        return self._came(self.pump.wait())
+
+    def _came(self, found: ToWorker) -> ToWorker:
         self.came = time.perf_counter()
         if isinstance(found, Stop):
             self.last_version = found.version
@@ -346,3 +357,30 @@ class TcpLink:
 
     def close(self) -> None:
         self.pump.close()
+
+
+class MeetingLink(TcpLink):
+    """The same where workers add up among themselves: their payloads do not go to the store.
+
+    `local` is where the state of the local optimiser goes that the others are to have.
+    """
+
+    pump: Pump
+
+    def __init__(self, maker: Maker, slot: Slot, packing: MeetingPacking):
+        super().__init__(maker, slot, packing)
+        self.local = Flat(slot.updater.table)
+
+    def prepare(self, push: Push, contribution: Contribution) -> None:
+        fill(self.slot, push, contribution, self.local)
+        push.place = -1
+        self.prepared = push
+
+    def send(self, message: ToStore) -> None:
+        beside = self.cargo.of_shown() if isinstance(message, Shown) else []
+        self.pump.put(message, beside)
+
+    def receive_or(self, bell: Bell) -> ToWorker | None:
+        """The next message; None when there is none yet, or the bell has rung."""
+        found = self.pump.turn(bell)
+        return None if found is None else self._came(found)

@@ -16,7 +16,18 @@ from typing import Any, Protocol
 import msgspec
 
 from offbeat.model.table import Flat
-from offbeat.protocol.messages import Go, Message, Push, Stop, ToStore, Welcome, encode, to_store
+from offbeat.protocol.messages import (
+    Go,
+    Message,
+    Push,
+    Shown,
+    StartRound,
+    Stop,
+    ToStore,
+    Welcome,
+    encode,
+    to_store,
+)
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
@@ -67,6 +78,8 @@ class WorkerLink:
             message: ToStore = to_store(told)
         except msgspec.MsgspecError as error:
             raise Misbehaved(f"a worker has said what is no message: {error}") from error
+        if isinstance(message, Shown):
+            return message, self.cargo.of_shown()
         if not isinstance(message, Push):
             return message, []
         self.cargo.expect(message)
@@ -206,12 +219,13 @@ class TcpPort:
         self.slots, self.parameters, self.final = slots, parameters, views_of(final)
         self.packing, self.patience = packing, patience
         self.links: dict[int, WorkerLink] = {}
+        self.places: dict[int, str] = {}  # where workers listen to each other
         self.due: list[int] = []
         self.pulls = [0] * len(slots)
 
     def link(self, worker: int, name: bytes, connections: int) -> WorkerLink:
         """A new link of a worker, whose connections come by and by."""
-        cargo = Cargo(self.slots[worker], self.packing)
+        cargo = self.packing.cargo(self.slots[worker])
         return WorkerLink(name, connections, cargo, self.final)
 
     def named(self, name: bytes) -> WorkerLink | None:
@@ -273,6 +287,9 @@ class TcpPort:
                 link.cargo.changes[message.place].write(packed)
         elif isinstance(message, Welcome):
             self.parameters.averages.write(self.slots[worker].statistics.views)
+        start = message.start if isinstance(message, Go) else message
+        if isinstance(start, StartRound):
+            start.places = [self.places.get(member, "") for member, _ in start.members]
         link.put(message)
         self.due.append(worker)
 

@@ -153,9 +153,12 @@ class StoreClient:
 
     def _receive(self) -> ToWorker:
         message = self.link.receive()
+        self._unless_over(message)
+        return message
+
+    def _unless_over(self, message: ToWorker) -> None:
         if isinstance(message, Stop):
             raise RunOver if message.finished else RunStopped
-        return message
 
     def _await(self, kind: type[M]) -> M:
         """The next message, which must be of `kind`; leases that come with it are kept."""

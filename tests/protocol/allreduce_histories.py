@@ -6,7 +6,7 @@ that has lost a member fails the others, sooner or later.
 
 from offbeat.discipline.discipline import Discipline
 from offbeat.log.records import Part
-from offbeat.protocol.allreduce import AllreduceProtocol, ParametersLost, Round
+from offbeat.protocol.allreduce import AllreduceProtocol, ParametersLost
 from offbeat.protocol.messages import (
     Applied,
     ApplyMean,
@@ -21,6 +21,7 @@ from offbeat.protocol.messages import (
     StartRound,
     Welcome,
 )
+from offbeat.protocol.round import Round
 from offbeat.protocol.server import ServerProtocol, ServerSettings
 from offbeat.worker.contribution import Contribution
 from tests.protocol.histories import DELAY, LONGEST, History, Worker
@@ -30,6 +31,8 @@ SKIPPED = 0.05  # of all contributions are not finite
 
 class PlayedCopies:
     """Whose parameters count, by the versions that the workers really hold."""
+
+    distant, here = False, True
 
     def __init__(self, history: "AllreduceHistory"):
         self.history = history
@@ -42,10 +45,17 @@ class PlayedCopies:
     def looks_at(self, worker: int) -> bool:
         return self.looked_at == worker
 
-    def take_over(self) -> None:
+    def take_over(self) -> bool:
         assert self.looked_at is not None
         self.version = self.history.held[self.looked_at]
         self.looked_at = None
+        return True
+
+    def told(self, hash: str) -> None:
+        raise AssertionError("nobody has asked for it")
+
+    def take(self, worker: int) -> None:
+        raise AssertionError("nobody has asked for it")
 
     def lacking(self, nobodys: set[int]) -> None:
         assert nobodys == set()

@@ -41,6 +41,8 @@ PATIENCE = 10.0
 class NotedCopies:
     """Notes whose parameters count; None are the store's own."""
 
+    distant, here = False, True
+
     def __init__(self):
         self.looked_at = None
         self.taken_over = 0
@@ -55,6 +57,7 @@ class NotedCopies:
     def take_over(self):
         self.taken_over += 1
         self.looked_at = None
+        return True
 
     def lacking(self, nobodys):
         self.nobodys = nobodys
@@ -178,7 +181,7 @@ def test_a_round_is_a_version_when_all_have_applied_it():
     d.add_up(go)
     d.say(0, Applied())
     assert d.store.version == 0
-    assert not d.protocol.quiet
+    assert not d.protocol.settle()
     d.say(1, Applied())
     assert d.store.version == 1
     assert d.copies.looked_at == 0
@@ -195,7 +198,7 @@ def test_nobody_applies_before_all_have_the_mean():
     d.push(1, go[1])
     d.say(0, HasMean(1))
     assert not d.told[0]
-    assert d.protocol.quiet
+    assert d.protocol.settle()
     d.say(1, HasMean(1))
     assert isinstance(d.told[0][0], ApplyMean)
 

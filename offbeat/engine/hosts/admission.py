@@ -24,12 +24,15 @@ from offbeat.transport.handshake import (
     Echoed,
     Enter,
     Entered,
+    Meet,
     NoSuchLink,
     Requests,
     Terms,
     TurnedAway,
 )
 from offbeat.transport.tcp_port import TcpPort, WorkerLink
+
+ADDRESS = 300  # letters of an address
 
 
 def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +111,8 @@ class NetworkDoor(Door):
             return Terms(self.settings, self.sketch, time.time())
         if isinstance(request, Echo):
             return Echoed(bytes(max(0, min(request.wanted, LONGEST // 2))))
+        if isinstance(request, Meet):
+            return TurnedAway("a store listens here, and no worker")
         assert self.dispatcher is not None
         with self.dispatcher.lock:
             if isinstance(request, Attach):
@@ -141,6 +146,7 @@ class NetworkDoor(Door):
         self.log.write(
             Linked(now, number, request.host[:200], request.round_trip, request.connections)
         )
+        self.port.places[number] = request.meets[:ADDRESS]
         link = self.port.link(number, request.link, request.connections)
         dispatcher.connect(number, link)
         link.attach(0, wire, answer=Entered(number))

@@ -25,6 +25,7 @@ from offbeat.transport.handshake import (
     Attach,
     Enter,
     Introduction,
+    Meet,
     Requests,
     length_of,
     packet,
@@ -239,7 +240,7 @@ class Listener:
         if request is None:
             raise Gone("sent garbage")
         wire = candidate.wire
-        if isinstance(request, Enter | Attach):  # it is about to be another thread's
+        if isinstance(request, Enter | Attach | Meet):  # it is about to be another thread's
             self._let_go(candidate)
         answer = self.respond(request, wire)
         if answer is None:

@@ -5,6 +5,7 @@ import platform
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +16,9 @@ from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.data.prefetch import Prefetcher, worth_it
 from offbeat.engine.hosts.admission import hash_of, plain
+from offbeat.engine.hosts.members import MeetingStore
 from offbeat.engine.hosts.sketch import difference, sketch_of
+from offbeat.engine.local.allreduce import ALLREDUCE, listening
 from offbeat.engine.local.plan import memory_plan
 from offbeat.engine.local.scripts import make_script_worker
 from offbeat.engine.local.shared_memory import SharedMemory
@@ -25,11 +28,12 @@ from offbeat.engine.signals import stopped_by
 from offbeat.errors import ConfigError, RunError
 from offbeat.log.log import Log
 from offbeat.store.parameters import named_tensors
-from offbeat.transport.cargo import Packing
+from offbeat.transport.allreduce_client import DistantAllreduceClient
+from offbeat.transport.cargo import MeetingPacking, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.handshake import AskTerms, Enter, Terms, ask
 from offbeat.transport.link import RunOver, RunStopped, StoreGone
-from offbeat.transport.tcp_link import DialedStore, TcpLink
+from offbeat.transport.tcp_link import DialedStore, MeetingLink, TcpLink
 from offbeat.worker.client import StoreClient, ignore
 from offbeat.worker.worker import Worker
 
@@ -53,6 +57,13 @@ def ask_terms(dialer: Dialer) -> Terms:
     return found
 
 
+def packing_of(job: Job, meets: bool) -> Packing:
+    """What travels between a worker and its store, and how."""
+    if meets:
+        return MeetingPacking()
+    return Packing(job.codec, job.pull_codec, job.sparse)
+
+
 @dataclass(frozen=True)
 class Entering:
     """How a worker comes to its store.
@@ -73,6 +84,12 @@ class Entering:
         return Enter(b"", 0, self.number, self.insists, self.instead, sketch, words, host, 0.0)
 
 
+def dialed(dialer: Dialer, request: Enter, engine: Hosts) -> DialedStore:
+    """The store behind an address, for a worker that says this at its door."""
+    kind = MeetingStore if engine.via == ALLREDUCE else DialedStore
+    return kind(dialer, request, engine.patience)
+
+
 class HostWorker:
     """One worker of a run, with a link to its store and memory of its own."""
 
@@ -82,8 +99,6 @@ class HostWorker:
         plan = dataclasses.replace(memory_plan(job, engine), workers=1, store=False)
         self.memory = SharedMemory(plan)
         self.slot = self.memory.slots[0]
-        packing = Packing(job.codec, job.pull_codec, job.sparse)
-        self.link = TcpLink(maker, self.slot, packing, engine.overlap)
         self.store = job.make_store(Log())  # workers are made of it
         ahead = engine.prefetch
         if ahead is None:
@@ -91,11 +106,27 @@ class HostWorker:
         reader = Prefetcher(job.content.reader) if ahead else None
         announce = ignore if reader is None else reader.announce
         least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
-        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap)
-        client = StoreClient(self.link, settings.centre, engine.overlap, announce=announce)
-        self.process = WorkerProcess(
-            client, self.slot, settings, self._make, reader, self.link.figures
-        )
+        meets = engine.via == ALLREDUCE
+        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
+        packing, make = packing_of(job, meets), self._make
+        if isinstance(packing, MeetingPacking):
+            assert isinstance(maker, MeetingStore)
+            link = MeetingLink(maker, self.slot, packing)
+            self.link: TcpLink = link
+            meeting = DistantAllreduceClient(
+                link, lambda: maker.number, job.make_parameters, maker.members.group, announce
+            )
+            client: StoreClient = meeting
+            make = partial(self._met, meeting)
+        else:
+            self.link = TcpLink(maker, self.slot, packing, engine.overlap)
+            client = StoreClient(self.link, settings.centre, engine.overlap, announce=announce)
+        self.process = WorkerProcess(client, self.slot, settings, make, reader, self.link.figures)
+
+    def _met(self, client: DistantAllreduceClient, incarnation: int, place: WorkerMemory) -> Worker:
+        """A worker whose gradients go to the others while they are made."""
+        whole = self.job.content.accumulate == 1
+        return listening(self._make(incarnation, place), client, whole)
 
     def _make(self, incarnation: int, place: WorkerMemory) -> Worker:
         # It may come again under another number, when it has been given up meanwhile.
@@ -122,6 +153,8 @@ class HostWorker:
 
     def close(self) -> None:
         self.link.close()
+        if isinstance(self.maker, MeetingStore):
+            self.maker.members.close()
         self.memory.arena.close()
 
 
@@ -134,7 +167,7 @@ class HostParticipant(LoopParticipant):
         mine = plain(sketch_of(config, script))
         words = difference(entering.sketch, mine)[:TELL]
         self.entering = entering
-        maker = DialedStore(entering.dialer, entering.request(words), engine.patience)
+        maker = dialed(entering.dialer, entering.request(words), engine)
         self.host_worker = HostWorker(script_job(config), engine, maker, config)
         self.client = self.host_worker.process.client
         self.away = self.said = False

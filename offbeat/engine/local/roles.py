@@ -40,13 +40,17 @@ from offbeat.log.records import Begun, Relaid
 from offbeat.model.evaluation import Evaluator
 from offbeat.model.table import Flat, dealt, under
 from offbeat.protocol.allreduce import AllreduceProtocol, ParametersLost
+from offbeat.protocol.messages import StartRound
+from offbeat.protocol.round import Copies, Keys
 from offbeat.protocol.server import ServerProtocol, ServerSettings
 from offbeat.store.parameters import Parameters, named_tensors
 from offbeat.store.recovery import last_version
 from offbeat.store.store import Store
 from offbeat.store.worker_held import WorkerCopies, WorkerCopy, WorkerHeldParameters
 from offbeat.transport.allreduce_client import AllreduceClient
+from offbeat.transport.gloo_group import GlooGroup
 from offbeat.transport.group_keys import KeyFile
+from offbeat.transport.group_keys import Keys as MemberKeys
 from offbeat.transport.memory_link import MemoryLink, MemoryPort, Waiting
 from offbeat.worker.client import StoreClient, ignore
 from offbeat.worker.worker import Worker
@@ -64,6 +68,8 @@ class Beginning:
 
 class Roles:
     """The parts of one run, made before anybody is forked, and what each process does with them."""
+
+    held_by_workers: type[WorkerHeldParameters] = WorkerHeldParameters
 
     def __init__(
         self,
@@ -99,7 +105,7 @@ class Roles:
         if self.meets:
             self.held = dealt(self.shared.plan.tables, 1)
         # Workers are made of it, and the server's own store has the same numbers and board.
-        kind = WorkerHeldParameters if self.meets else Parameters
+        kind = self.held_by_workers if self.meets else Parameters
         self.store = self._store(self._parameters(self.flats, None, kind), Log(), None)
         self.keep = MemoryCheckpoint(self.shared, len(self.held))
         self.images: CrashImages | None = None
@@ -235,10 +241,14 @@ class Roles:
 
         if not self.meets:
             return ServerProtocol(store, self.workers, settings, why)
-        assert isinstance(store.parameters, WorkerHeldParameters)
         copies = [WorkerCopy(s.incoming[0], s.rule_state, s.updater) for s in self.shared.slots]
-        of_workers = WorkerCopies(store.parameters, copies, self.shared.plan.updater)
-        return AllreduceProtocol(store, self.workers, settings, why, of_workers, KeyFile())
+        found, keys = self._meeting(store.parameters, copies)
+        return AllreduceProtocol(store, self.workers, settings, why, found, keys)
+
+    def _meeting(self, parameters: Parameters, copies: list[WorkerCopy]) -> tuple[Copies, Keys]:
+        """What the workers hold, as the server sees it, and where they find each other."""
+        assert isinstance(parameters, WorkerHeldParameters)
+        return WorkerCopies(parameters, copies, self.shared.plan.updater), KeyFile()
 
     def _sharded(self, orders: socket.socket, saved: Any) -> ShardedParameters:
         """Fork the other processes of the store; they load their numbers meanwhile."""
@@ -314,7 +324,13 @@ class Roles:
         # Others read what was averaged last while the next is under way.
         link = MemoryLink(wire, slot, Waiting(), Flat(slot.updater.table))
         make_parameters, seconds = self.job.make_parameters, 4 * local.patience
-        meeting = AllreduceClient(link, number, make_parameters, seconds, announce)
+
+        def meet(start: StartRound, me: int) -> GlooGroup:
+            members = [member for member, _ in start.members]
+            keys = MemberKeys(start.path, start.secret, seconds)
+            return GlooGroup(start.group, members, me, keys)
+
+        meeting = AllreduceClient(link, lambda: number, make_parameters, meet, announce)
         return WorkerProcess(meeting, slot, settings, partial(self._met, meeting, build), reader)
 
     def _split_process(
