@@ -13,7 +13,9 @@ from offbeat.protocol.messages import (
     Go,
     GroupFailed,
     HasMean,
+    Join,
     Leased,
+    Message,
     Ping,
     Pong,
     Push,
@@ -23,7 +25,7 @@ from offbeat.protocol.messages import (
     Shown,
     StartRound,
 )
-from offbeat.protocol.round import Copies, Keys, Pushed, Round, Rounds
+from offbeat.protocol.round import Copies, Pushed, Round, Rounds
 from offbeat.protocol.server import ServerProtocol, ServerSettings
 
 ATTEMPTS = 8  # at one round, beyond one for each worker
@@ -51,10 +53,12 @@ class AllreduceProtocol(ServerProtocol):
         settings: ServerSettings,
         why: Callable[[int], str],
         copies: Copies,
-        keys: Keys,
+        new_secret: Callable[[], bytes],
     ):
+        """`new_secret` makes what the members of a group prove to each other."""
         super().__init__(store, workers, settings, why)
-        self.copies, self.keys = copies, keys
+        self.copies, self.new_secret, self.secret = copies, new_secret, b""
+        self.places: dict[int, str] = {}  # where workers reach each other
         self.shortest = settings.patience / 2
         self.holds: dict[int, int] = {}  # the version that each worker has
         self.round: Round | None = None
@@ -145,10 +149,11 @@ class AllreduceProtocol(ServerProtocol):
         self.round.attempts += 1
         if anew:
             self.group += 1
-            self.keys.renew()
+            self.secret = self.new_secret()
         self.together = list(self.round.members)
         members = sorted(self.round.members.items())
-        return StartRound(self.attempt, self.group, members, self.keys.path, self.keys.secret)
+        places = [self.places.get(worker, "") for worker, _ in members]
+        return StartRound(self.attempt, self.group, members, self.secret, places)
 
     def _go(self, worker: int) -> tuple[Go, Any]:
         """A worker that has just come gets what the others hold; the rest have it already."""
@@ -308,6 +313,11 @@ class AllreduceProtocol(ServerProtocol):
 
     # ------------------------------------------------------------ who comes, and who dies
 
+    def _comes_or_goes(self, worker: int, message: Message) -> None:
+        if isinstance(message, Join):
+            self.places[worker] = message.place
+        super()._comes_or_goes(worker, message)
+
     def _join(self, worker: int) -> None:
         if self.round is not None and self.store.present(worker):
             self._lose(worker)
@@ -390,7 +400,7 @@ class AllreduceProtocol(ServerProtocol):
             )
 
     def _again(self, reason: str) -> None:
-        """The members add up again, in a new group: gloo's cannot lose one."""
+        """The members add up again, in a new group: one cannot lose a member."""
         found = self.round
         assert found is not None
         if found.attempts > ATTEMPTS + self.workers:

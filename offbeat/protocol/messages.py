@@ -14,7 +14,9 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Join(Message):
-    """A worker enters, for the first time or again."""
+    """A worker enters, for the first time or again; others reach it at this place, if they do."""
+
+    place: str = ""
 
 
 class Push(Message):
@@ -112,16 +114,14 @@ class Accepted(Message):
 class StartRound(Message):
     """Who adds up a round without a store, and with how many samples each.
 
-    Every attempt at a round has a number, and so has every group that its members connect to. How
-    they reach each other is for the transport to say: by way of a file, or each at its place.
+    Every attempt at a round has a number, and so has every group that its members connect to.
     """
 
     attempt: int
     group: int
     members: list[tuple[int, int]]  # a worker and its samples, by number
-    path: str  # of the file through which the members find each other
     secret: bytes  # that they prove to each other
-    places: list[str] = []  # where each listens, in the order of the members
+    places: list[str]  # where each listens, in the order of the members
 
 
 class ApplyMean(Message):

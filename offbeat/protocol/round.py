@@ -57,21 +57,6 @@ class Copies(Protocol):
         """Places of averaged local state that no worker of the last round had."""
 
 
-class Keys(Protocol):
-    """Where the members of a group find each other."""
-
-    @property
-    def path(self) -> str:
-        """Where they look."""
-
-    @property
-    def secret(self) -> bytes:
-        """What they prove to each other."""
-
-    def renew(self) -> None:
-        """For another group."""
-
-
 class Pushed(NamedTuple):
     """What a member of a round has pushed."""
 

@@ -15,6 +15,7 @@ from offbeat.protocol.messages import (
     Go,
     GroupFailed,
     HasMean,
+    Join,
     Ping,
     Pong,
     Rejoin,
@@ -28,8 +29,9 @@ from offbeat.store.digest import ParameterDigest
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
-from offbeat.transport.group import Chunk, Group, pieces_of, scaled
 from offbeat.transport.link import GivenUp, Link, RunOver
+from offbeat.transport.pieces import Chunk, pieces_of, scaled
+from offbeat.transport.tcp_group import TcpGroup
 from offbeat.worker.client import M, StoreClient, ignore
 from offbeat.worker.contribution import Contribution
 
@@ -40,12 +42,25 @@ class GroupLink(Link, Protocol):
     slot: Slot
     local: Flat  # what is to be averaged of the local optimiser
 
+    @property
+    def host(self) -> str:
+        """The address of this machine where other workers may reach this one."""
+
     def receive_or(self, bell: Bell) -> ToWorker | None:
         """The next message; None when there is none yet, or the bell has rung."""
 
 
-# Makes of a round and this worker's number the group that adds it up.
-MakeGroup = Callable[[StartRound, int], Group]
+class Members(Protocol):
+    """The other workers, and how they reach this one."""
+
+    def place(self, host: str) -> str:
+        """Where they do, at this address of the machine."""
+
+    def group(self, start: StartRound, me: int) -> TcpGroup:
+        """What adds up a round, for this worker."""
+
+    def close(self) -> None:
+        """Nobody reaches this worker any more."""
 
 
 class AllreduceClient(StoreClient):
@@ -63,7 +78,7 @@ class AllreduceClient(StoreClient):
         link: GroupLink,
         number: Callable[[], int],
         make: Callable[[Sequence[Flat]], Parameters | None],
-        meet: MakeGroup,
+        members: Members,
         announce: Callable[[Lease], None] = ignore,
     ):
         """`make` makes parameters that live in the slot.
@@ -72,9 +87,9 @@ class AllreduceClient(StoreClient):
         read while the next is under way.
         """
         super().__init__(link, announce=announce)
-        self.slot, self.who, self.make, self.meet = link.slot, number, make, meet
+        self.slot, self.who, self.make, self.others = link.slot, number, make, members
         self.parameters: Parameters | None = None
-        self.group: Group | None = None
+        self.group: TcpGroup | None = None
         self.round: StartRound | None = None
         self.made: list[Flat] | None = None  # what was put
         self.payload: list[Flat] | None = None  # of the round, once it is whole
@@ -103,6 +118,9 @@ class AllreduceClient(StoreClient):
         self.parameters = self.make(self.slot.incoming[0])  # not before: others may have read it
         return incarnation
 
+    def _hello(self) -> Join:
+        return Join(self.others.place(self.link.host))
+
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         super().put(contribution, then_pull)
         self.made = contribution.payload
@@ -115,11 +133,17 @@ class AllreduceClient(StoreClient):
 
     def bye(self, figures: dict[str, float]) -> None:
         self._leave()
+        self.others.close()
         super().bye(figures)
+
+    def close(self) -> None:
+        self._leave()
+        self.others.close()
+        super().close()
 
     def _leave(self) -> None:
         if self.group is not None:
-            self.group.end(idle=self.summed)
+            self.group.end()
         self.group = None
 
     # ------------------------------------------------------------ one round
@@ -140,9 +164,9 @@ class AllreduceClient(StoreClient):
             self._leave()
         self.round, self.given, self.summed = start, 0, False
         if self.group is None and len(members) > 1:
-            self.group = self.meet(start, self.number)
+            self.group = self.others.group(start, self.number)
             self.group.start(self._ring)
-            # Memory of its own: a group that was left may still write its own.
+            # Memory of its own: without others the mean is what was made.
             self.mean = [Flat(flat.table) for flat in self.slot.outgoing[0]]
             self.averaged = Flat(self.slot.updater.table)
             self.pieces = pieces_of(self.mean)
@@ -256,10 +280,10 @@ class DistantAllreduceClient(AllreduceClient):
         link: GroupLink,
         number: Callable[[], int],
         make: Callable[[Sequence[Flat]], Parameters | None],
-        meet: MakeGroup,
+        members: Members,
         announce: Callable[[Lease], None] = ignore,
     ):
-        super().__init__(link, number, make, meet, announce)
+        super().__init__(link, number, make, members, announce)
         self.version = 0  # that lies in the slot
         self.shown = self.seen = 0  # times
 

@@ -130,7 +130,6 @@ class Enter(Request):
     difference: str  # where that differs from the store's, in words
     host: str  # what its machine is called
     round_trip: float  # seconds, as it has measured
-    meets: str = ""  # where the other workers of the run reach it, if they have to
 
 
 class Attach(Request):

@@ -122,6 +122,8 @@ class MemoryLink:
     `local` is where the local optimiser's state goes; the slot, unless others still read that.
     """
 
+    host = "127.0.0.1"  # where other processes of this machine reach one another
+
     def __init__(
         self,
         wire: socket.socket,

@@ -13,24 +13,38 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from offbeat.protocol.messages import StartRound
+from offbeat.model.table import Sum, combine
+from offbeat.protocol.messages import GroupFailed, StartRound
 from offbeat.transport.bell import Bell
 from offbeat.transport.dial import Address, Dialer
 from offbeat.transport.frames import Connection, ConnectionLost, Misbehaved, Views, tune
-from offbeat.transport.group import Addition, Group, Left, Unreached, add_up
 from offbeat.transport.handshake import NUMBER, Meet, Refused, packet, prove
+from offbeat.transport.pieces import Addition, add_up
 
 HEADER = struct.Struct("!QQ")  # the number of an exchange, and its bytes
 WAITING = 256  # connections that wait for a group
 LOOK_AGAIN = 0.05  # seconds until one who was not reached is tried again
 FOR_GROUP = 4  # times patience for which a member waits for the others
+
+
+class Left(Exception):
+    """This member has left the group."""
+
+
+class Unreached(ConnectionError):
+    """A member could not be reached by this one."""
+
+    def __init__(self, worker: int, why: str):
+        super().__init__(why)
+        self.worker = worker
 
 
 class Arrivals:
@@ -114,11 +128,17 @@ class Incoming:
             )
 
 
-class TcpGroup(Group):
-    """A group over TCP. Nothing waits for one member alone, so that all may send at once."""
+class TcpGroup:
+    """Members that are connected, and a thread that adds up pieces in the order they are given.
+
+    Nothing waits for one member alone, so that all may send at once. A group that has lost a member
+    never comes back; what has gone wrong is told from the thread.
+    """
 
     def __init__(self, start: StartRound, me: int, meeting: Meeting):
-        super().__init__(start.group, [number for number, _ in start.members], me)
+        self.number, self.members = start.group, [number for number, _ in start.members]
+        self.rank = self.members.index(me)
+        self.tasks: SimpleQueue[Addition | Callable[[], None] | None] = SimpleQueue()
         self.me, self.meeting, self.secret = me, meeting, start.secret
         self.places = dict(zip(self.members, start.places, strict=True))
         self.ways: dict[int, Connection] = {}  # to each other member, by its rank
@@ -127,17 +147,47 @@ class TcpGroup(Group):
         self.exchanges = 0
         self.room = torch.empty(0, dtype=torch.uint8)
 
-    def end(self, idle: bool) -> None:
+    def start(self, failed: Callable[[GroupFailed], None]) -> None:
+        self.thread = threading.Thread(
+            target=self._work, args=(failed,), name="offbeat group", daemon=True
+        )
+        self.thread.start()
+
+    def add(self, give: Tensor, get: Tensor, shares: Sequence[float], how: Sum = combine) -> None:
+        """Add up `give` of all members with their shares into `get`."""
+        self.tasks.put(Addition(give, get, shares, how))
+
+    def then(self, told: Callable[[], None]) -> None:
+        """Call `told`, in the group's thread, when all that was given has been added up."""
+        self.tasks.put(told)
+
+    def end(self) -> None:
         """Leave; nothing of this group is written or read any more when this returns."""
         self.open = False
         with self.meeting.arrivals.changed:
             self.meeting.arrivals.changed.notify_all()
         self.bell.ring()
-        super().end(not self.dialling)  # one that dials has nothing yet, and ends by itself
+        self.tasks.put(None)
+        if not self.dialling:  # one that dials has nothing yet, and ends by itself
+            self.thread.join()
 
-    def _close(self) -> None:
-        for way in self.ways.values():
-            way.detach()
+    def _work(self, failed: Callable[[GroupFailed], None]) -> None:
+        torch.set_num_threads(1)
+        try:
+            self._connect()
+            while (task := self.tasks.get()) is not None:
+                if isinstance(task, Addition):
+                    self._add(task)
+                else:
+                    task()
+        except Left:
+            return
+        except Exception as error:  # whatever it is, the group is of no more use
+            worker = error.worker if isinstance(error, Unreached) else -1
+            failed(GroupFailed(self.number, f"{type(error).__name__}: {error}"[:500], worker))
+        finally:
+            for way in self.ways.values():
+                way.detach()
 
     # ------------------------------------------------------------ connecting
 

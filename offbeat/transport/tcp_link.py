@@ -53,7 +53,9 @@ def connections_for(round_trip: float) -> int:
 
 
 class Maker(Protocol):
-    """How the connections of a link are made."""
+    """How the connections of a link are made, and from which of this machine's addresses."""
+
+    host: str
 
     def enter(self) -> tuple[bytes, list[socket.socket]]:
         """Come with a new link; its name, and its connections."""
@@ -78,6 +80,7 @@ class DialedStore:
     connections: int | None = None
     number: int = -1  # the worker's, once it is in
     trips: list[float] = field(default_factory=list)  # seconds of the round trips so far
+    host: str = ""  # the address of this machine from which the store is reached
 
     def enter(self) -> tuple[bytes, list[socket.socket]]:
         return self._reach(self._enter)
@@ -87,13 +90,13 @@ class DialedStore:
             first, trip = self.dialer.connect(self.patience)
             open_until_all_are_made.enter_context(first)
             self.trips.append(trip)
+            self.host = first.getsockname()[0]
             link, count = secrets.token_bytes(LINK), self.connections or connections_for(trip)
             asked = msgspec.structs.replace(
                 self.request,
                 link=link,
                 connections=count,
                 round_trip=trip,
-                meets=self.place(first),
             )
             answer = ask(first, asked)
             if not isinstance(answer, Entered):
@@ -110,10 +113,6 @@ class DialedStore:
                 wires.append(open_until_all_are_made.enter_context(made[0]))
             open_until_all_are_made.pop_all()
             return link, wires
-
-    def place(self, wire: socket.socket) -> str:
-        """Where the other workers reach this one, which has this way to the store."""
-        return ""
 
     def mend(self, link: bytes, index: int, received: int) -> Mended | None:
         return self._reach(lambda: self._mend(link, index, received))
@@ -154,7 +153,8 @@ class Pump:
 
     def __init__(self, maker: Maker, decode: Callable[[bytes], tuple[ToWorker, Views]]):
         self.maker, self.decode = maker, decode
-        self.joining = self.anew = self.over = self.closed = False
+        self.anew = self.over = self.closed = False
+        self.joining: Join | None = None  # said, and not answered yet
         self.bytes = 0  # over links that are no more
         self.link, self.frames = self._fresh()
 
@@ -169,7 +169,8 @@ class Pump:
         """Send, or begin to."""
         if self.closed:
             raise StoreGone
-        self.joining |= isinstance(message, Join)
+        if isinstance(message, Join):
+            self.joining = message
         self.frames.put(encode(message), buffers)
         try:
             self.frames.flush()
@@ -193,7 +194,8 @@ class Pump:
             sent = self.frames.flush()
             if self.frames.absorb():
                 found: ToWorker = self.frames.message
-                self.joining &= not isinstance(found, Welcome)
+                if isinstance(found, Welcome):
+                    self.joining = None
                 self.over |= isinstance(found, Stop)
                 return found
         except ConnectionLost as lost:
@@ -219,8 +221,8 @@ class Pump:
         self.bytes += self.frames.moved
         self.frames.close()
         self.link, self.frames = self._fresh()
-        if self.joining:
-            self.frames.put(encode(Join()))
+        if self.joining is not None:
+            self.frames.put(encode(self.joining))
         else:
             self.anew = True
 
@@ -369,7 +371,12 @@ class MeetingLink(TcpLink):
 
     def __init__(self, maker: Maker, slot: Slot, packing: MeetingPacking):
         super().__init__(maker, slot, packing)
-        self.local = Flat(slot.updater.table)
+        self.local, self.maker = Flat(slot.updater.table), maker
+
+    @property
+    def host(self) -> str:
+        """The address of this machine from which the store is reached."""
+        return self.maker.host
 
     def prepare(self, push: Push, contribution: Contribution) -> None:
         fill(self.slot, push, contribution, self.local)

@@ -21,7 +21,6 @@ from offbeat.protocol.messages import (
     Message,
     Push,
     Shown,
-    StartRound,
     Stop,
     ToStore,
     Welcome,
@@ -219,7 +218,6 @@ class TcpPort:
         self.slots, self.parameters, self.final = slots, parameters, views_of(final)
         self.packing, self.patience = packing, patience
         self.links: dict[int, WorkerLink] = {}
-        self.places: dict[int, str] = {}  # where workers listen to each other
         self.due: list[int] = []
         self.pulls = [0] * len(slots)
 
@@ -287,9 +285,6 @@ class TcpPort:
                 link.cargo.changes[message.place].write(packed)
         elif isinstance(message, Welcome):
             self.parameters.averages.write(self.slots[worker].statistics.views)
-        start = message.start if isinstance(message, Go) else message
-        if isinstance(start, StartRound):
-            start.places = [self.places.get(member, "") for member, _ in start.members]
         link.put(message)
         self.due.append(worker)
 

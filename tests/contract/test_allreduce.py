@@ -14,7 +14,8 @@ import offbeat as ob
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.log.records import Evaluated, Joined, Lost, Updated
 from offbeat.transport import allreduce_client as meeting
-from offbeat.transport import group
+from offbeat.transport.pieces import pieces_of
+from offbeat.transport.tcp_group import TcpGroup
 from tests.contract.common import MOMENTUM, Records, Stop, StopAfter, check_run, problem, run
 from tests.contract.real import QUICK, AtStep, Gate, Once, WakeLost, level
 from tests.contract.test_real_faults import KillServer
@@ -78,7 +79,7 @@ def test_settings_make_no_difference(real, name, per, tmp_path):
 
 
 def test_a_large_model_goes_out_in_pieces_while_backward_runs(real, tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "pieces_of", partial(group.pieces_of, size=1 << 20))
+    monkeypatch.setattr(meeting, "pieces_of", partial(pieces_of, size=1 << 20))
 
     def wide() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 500), nn.Linear(500, 500), nn.Linear(500, 2))
@@ -160,7 +161,7 @@ class StopsInSum:
 @pytest.mark.parametrize("what_happens", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_that_is_struck_while_all_add_up(real, what_happens, tmp_path, monkeypatch):
     """Everybody waits for everybody then; the others add up again without it."""
-    monkeypatch.setattr(group.Group.add, "__defaults__", (StopsInSum(what_happens),))
+    monkeypatch.setattr(TcpGroup.add, "__defaults__", (StopsInSum(what_happens),))
     what, out = problem(samples=60), tmp_path / "run"
     run(
         real, what, "bsp", workers=3, patience=1.0, out=out, listeners=[WakeLost()],

@@ -65,24 +65,6 @@ class PlayedCopies:
         return self.version if self.looked_at is None else self.history.held[self.looked_at]
 
 
-class PlayedKeys:
-    """As many as are asked for."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @property
-    def path(self) -> str:
-        return f"keys {self.count}"
-
-    @property
-    def secret(self) -> bytes:
-        return b"secret"
-
-    def renew(self) -> None:
-        self.count += 1
-
-
 class AllreduceWorker(Worker):
     """One process: it does what a worker's loop and its client among others do."""
 
@@ -224,7 +206,7 @@ class AllreduceHistory(History):
         self.copies = PlayedCopies(self)
         count = self.count
         return AllreduceProtocol(
-            self.store, count, settings, lambda worker: "", self.copies, PlayedKeys()
+            self.store, count, settings, lambda worker: "", self.copies, lambda: b"secret"
         )
 
     @property

@@ -63,22 +63,6 @@ class NotedCopies:
         self.nobodys = nobodys
 
 
-class CountedKeys:
-    """Says how often they were made anew."""
-
-    secret = b"secret"
-
-    def __init__(self):
-        self.count = 0
-
-    @property
-    def path(self):
-        return f"keys {self.count}"
-
-    def renew(self):
-        self.count += 1
-
-
 class AllreduceDriver:
     """Delivers what workers say, and keeps what each is told; time passes when the test says so."""
 
@@ -89,14 +73,18 @@ class AllreduceDriver:
         self.store = Store(
             ob.parse(discipline), workers, Leases(samples, 4, 1), log, CostOnlyParameters()
         )
-        self.copies, self.keys = NotedCopies(), CountedKeys()
+        self.copies, self.secrets = NotedCopies(), 0
         self.protocol = AllreduceProtocol(
-            self.store, workers, ServerSettings(PATIENCE), lambda w: "", self.copies, self.keys
+            self.store, workers, ServerSettings(PATIENCE), lambda w: "", self.copies, self.secret
         )
         self.now = 100.0
         self.told = [deque() for _ in range(workers)]
         self.sequence = [-1] * workers
         self.incarnation = [0] * workers
+
+    def secret(self):
+        self.secrets += 1
+        return b"%d" % self.secrets
 
     def say(self, worker, message, contribution=None):
         self.protocol.receive(worker, message, contribution, self.now)
@@ -318,7 +306,7 @@ def test_without_one_who_dies_the_others_add_up_again_in_a_new_group():
     start = d.take(0, StartRound)
     assert start.members == [(0, 4), (1, 4)]
     assert (start.attempt, start.group) == (2, 2)
-    assert d.keys.count == 2
+    assert d.secrets == 2
     d.say(0, HasMean(2))
     d.say(1, HasMean(2))
     assert isinstance(d.take(0, ApplyMean), ApplyMean)

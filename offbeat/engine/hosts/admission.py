@@ -32,8 +32,6 @@ from offbeat.transport.handshake import (
 )
 from offbeat.transport.tcp_port import TcpPort, WorkerLink
 
-ADDRESS = 300  # letters of an address
-
 
 def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
     """A sketch as it comes over the network."""
@@ -146,7 +144,6 @@ class NetworkDoor(Door):
         self.log.write(
             Linked(now, number, request.host[:200], request.round_trip, request.connections)
         )
-        self.port.places[number] = request.meets[:ADDRESS]
         link = self.port.link(number, request.link, request.connections)
         dispatcher.connect(number, link)
         link.attach(0, wire, answer=Entered(number))

@@ -1,36 +1,31 @@
 """Where the other workers of a run reach this one, while they add up among themselves."""
 
 import socket
-from dataclasses import dataclass, field
 
 from offbeat.engine.hosts.listener import Listener, Security, listen
 from offbeat.protocol.messages import StartRound
-from offbeat.transport.dial import Address, Dialer
+from offbeat.transport.dial import Address
 from offbeat.transport.handshake import Answer, Meet, Requests, TurnedAway
 from offbeat.transport.tcp_group import Meeting, TcpGroup
-from offbeat.transport.tcp_link import DialedStore
 from offbeat.transport.tls import store_context
 
 
 class Members:
-    """A listener at the address with which this worker reaches its store, and at no other.
+    """A listener at the address from which this worker reaches its store, and at no other.
 
     It asks of whoever comes what a store asks, and hands members of a group on to it.
     """
 
-    def __init__(self, dialer: Dialer, patience: float):
+    def __init__(self, token: bytes, encrypts: bool, patience: float):
         self.patience = patience
-        self.meeting = Meeting(dialer.token, dialer.encrypts, patience)
-        self.security = Security(dialer.token)
-        if dialer.encrypts:
-            self.security = Security(dialer.token, *store_context(None))
+        self.meeting = Meeting(token, encrypts, patience)
+        self.security = Security(token, *store_context(None)) if encrypts else Security(token)
         self.host = ""
         self.listening: socket.socket | None = None
         self.listener: Listener | None = None
 
-    def place(self, wire: socket.socket) -> str:
-        """Where this worker listens that has this way to its store."""
-        host = wire.getsockname()[0]
+    def place(self, host: str) -> str:
+        """Where this worker listens, at this address of its machine."""
         if self.listening is None or host != self.host:
             self._stop()
             self.host, self.listening = host, listen(Address(host, 0))
@@ -54,20 +49,7 @@ class Members:
         self.meeting.arrivals.close()
 
     def _stop(self) -> None:
-        if self.listener is not None:
+        if self.listener is not None and self.listening is not None:
             self.listener.close()
-        if self.listening is not None:
             self.listening.close()
-
-
-@dataclass
-class MeetingStore(DialedStore):
-    """A store that a worker tells where the others reach it."""
-
-    members: Members = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.members = Members(self.dialer, self.patience)
-
-    def place(self, wire: socket.socket) -> str:
-        return self.members.place(wire)
+        self.listener = self.listening = None

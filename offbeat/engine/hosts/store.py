@@ -10,7 +10,7 @@ from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.engine.bring_up import ReadyRun, bring_up
 from offbeat.engine.hosts.admission import Entrance, NetworkDoor, plain, threads_of_links
 from offbeat.engine.hosts.listener import Security, listen
-from offbeat.engine.hosts.worker import Entering, HostWorker, dialed, packing_of
+from offbeat.engine.hosts.worker import Entering, HostWorker, packing_of
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.launcher import Launcher, run_local
 from offbeat.engine.local.roles import Roles
@@ -20,13 +20,14 @@ from offbeat.engine.result import Run
 from offbeat.engine.script import script_job
 from offbeat.engine.spawn import TESTER
 from offbeat.model.table import total_bytes
-from offbeat.protocol.round import Copies, Keys
+from offbeat.protocol.round import Copies
 from offbeat.protocol.server import ServerSettings
 from offbeat.store.parameters import Parameters
 from offbeat.store.store import Store
 from offbeat.store.worker_held import DistantCopies, DistantParameters, WorkerCopy
 from offbeat.transport.dial import Address, Dialer
 from offbeat.transport.link import StoreGone
+from offbeat.transport.tcp_link import DialedStore
 from offbeat.transport.tcp_port import TcpPort
 
 # What is said to a store and holds for all its workers.
@@ -34,18 +35,6 @@ FOR_ALL = (
     *("discipline", "codec", "pull_codec", "seed", "layout"),
     *("overlap", "prefetch", "nonfinite", "via"),
 )
-
-
-class Secrets:
-    """What the members of a group prove to each other; where each listens, it has told itself."""
-
-    path = ""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        self.secret = secrets.token_bytes(32)
 
 
 class HostsRoles(Roles):
@@ -72,9 +61,9 @@ class HostsRoles(Roles):
             door=NetworkDoor(self.entrance, port, store.log, patience),
         )
 
-    def _meeting(self, parameters: Parameters, copies: list[WorkerCopy]) -> tuple[Copies, Keys]:
+    def _copies(self, parameters: Parameters, copies: list[WorkerCopy]) -> Copies:
         assert isinstance(parameters, DistantParameters)
-        return DistantCopies(parameters, copies, self.shared.plan.updater), Secrets()
+        return DistantCopies(parameters, copies, self.shared.plan.updater)
 
     def _settings(self) -> ServerSettings:
         assert isinstance(self.local, Hosts)
@@ -103,7 +92,7 @@ class LoopbackRoles(HostsRoles):
         encrypts = entrance.security.context is not None
         dialer = Dialer(Address(host, port), entrance.security.token, encrypts)
         request = Entering(dialer, plain(entrance.sketch), number, instead, True).request()
-        maker = dialed(dialer, request, self.local)
+        maker = DialedStore(dialer, request, self.local.patience)
         try:
             HostWorker(self.job, self.local, maker, None).run()
         except StoreGone:

@@ -16,7 +16,7 @@ from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.data.prefetch import Prefetcher, worth_it
 from offbeat.engine.hosts.admission import hash_of, plain
-from offbeat.engine.hosts.members import MeetingStore
+from offbeat.engine.hosts.members import Members
 from offbeat.engine.hosts.sketch import difference, sketch_of
 from offbeat.engine.local.allreduce import ALLREDUCE, listening
 from offbeat.engine.local.plan import memory_plan
@@ -84,12 +84,6 @@ class Entering:
         return Enter(b"", 0, self.number, self.insists, self.instead, sketch, words, host, 0.0)
 
 
-def dialed(dialer: Dialer, request: Enter, engine: Hosts) -> DialedStore:
-    """The store behind an address, for a worker that says this at its door."""
-    kind = MeetingStore if engine.via == ALLREDUCE else DialedStore
-    return kind(dialer, request, engine.patience)
-
-
 class HostWorker:
     """One worker of a run, with a link to its store and memory of its own."""
 
@@ -110,11 +104,11 @@ class HostWorker:
         settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
         packing, make = packing_of(job, meets), self._make
         if isinstance(packing, MeetingPacking):
-            assert isinstance(maker, MeetingStore)
+            members = Members(maker.dialer.token, maker.dialer.encrypts, engine.patience)
             link = MeetingLink(maker, self.slot, packing)
             self.link: TcpLink = link
             meeting = DistantAllreduceClient(
-                link, lambda: maker.number, job.make_parameters, maker.members.group, announce
+                link, lambda: maker.number, job.make_parameters, members, announce
             )
             client: StoreClient = meeting
             make = partial(self._met, meeting)
@@ -152,9 +146,7 @@ class HostWorker:
             self.close()
 
     def close(self) -> None:
-        self.link.close()
-        if isinstance(self.maker, MeetingStore):
-            self.maker.members.close()
+        self.process.client.close()
         self.memory.arena.close()
 
 
@@ -167,7 +159,7 @@ class HostParticipant(LoopParticipant):
         mine = plain(sketch_of(config, script))
         words = difference(entering.sketch, mine)[:TELL]
         self.entering = entering
-        maker = dialed(entering.dialer, entering.request(words), engine)
+        maker = DialedStore(entering.dialer, entering.request(words), engine.patience)
         self.host_worker = HostWorker(script_job(config), engine, maker, config)
         self.client = self.host_worker.process.client
         self.away = self.said = False
