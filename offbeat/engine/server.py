@@ -49,6 +49,12 @@ class Server:
         at = self.protocol.next_deadline(now, self.port.spoken)
         return None if at is None else max(0.0, at - now)
 
+    def settle(self) -> bool:
+        """Whether the store can be tested and saved; if not, it will be able to."""
+        found = self.protocol.settle()
+        self._deliver()
+        return found
+
     def dismiss(self) -> None:
         """Tell everyone that it is over."""
         self.protocol.dismiss()

@@ -1,8 +1,8 @@
 """A server that keeps no parameters: it says who meets in a round, and when the mean counts."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from offbeat.errors import RunError
 from offbeat.log.records import Part
@@ -13,93 +13,27 @@ from offbeat.protocol.messages import (
     Go,
     GroupFailed,
     HasMean,
+    Join,
     Leased,
+    Message,
     Ping,
     Pong,
     Push,
     Rest,
+    Seen,
+    Show,
+    Shown,
     StartRound,
 )
-from offbeat.protocol.server import Authority, ServerProtocol, ServerSettings
+from offbeat.protocol.round import Copies, Pushed, Round, Rounds
+from offbeat.protocol.server import ServerProtocol, ServerSettings
 
 ATTEMPTS = 8  # at one round, beyond one for each worker
+UNREACHED = 3  # times in a row that a worker is dialled in vain by others, half of patience each
 
 
 class ParametersLost(Exception):
     """Nobody has the parameters any more: everybody starts from the last checkpoint."""
-
-
-class Rounds(Authority, Protocol):
-    """A store of which the workers hold the parameters."""
-
-    def active(self) -> int:
-        """How many workers are at work."""
-
-    def samples_of(self, worker: int, steps: int) -> int:
-        """Samples in the next `steps` leases that a worker holds."""
-
-    def next_version(self) -> int:
-        """The version that the round under way will make."""
-
-    def admitted(self, worker: int, incarnation: int, sequence: int) -> bool:
-        """Whether this very contribution has been taken before."""
-
-
-class Copies(Protocol):
-    """Whose parameters count for the store: those of one worker that holds the last version."""
-
-    def look_at(self, worker: int) -> None:
-        """A worker has the last version."""
-
-    def looks_at(self, worker: int) -> bool:
-        """Whether it is this worker's that count."""
-
-    def take_over(self) -> None:
-        """Nobody has the last version any more, so the store's own copy counts."""
-
-    def lacking(self, nobodys: set[int]) -> None:
-        """Places of averaged local state that no worker of the last round had."""
-
-
-class Keys(Protocol):
-    """Where the members of a group find each other."""
-
-    @property
-    def path(self) -> str:
-        """Where they look."""
-
-    @property
-    def secret(self) -> bytes:
-        """What they prove to each other."""
-
-    def renew(self) -> None:
-        """For another group."""
-
-
-class Pushed(NamedTuple):
-    """What a member of a round has pushed."""
-
-    message: Push
-    contribution: Any
-
-
-@dataclass
-class Round:
-    """Who takes part with how many samples, and how far each of them is."""
-
-    members: dict[int, int]
-    attempts: int = 0
-    pushed: dict[int, Pushed] = field(default_factory=dict)
-    met: set[int] = field(default_factory=set)
-    applying: bool = False  # from here on the round counts, whoever dies
-    applied: set[int] = field(default_factory=set)
-    buried: dict[int, str] = field(default_factory=dict)  # who was lost while applying, and why
-    pinged: set[int] = field(default_factory=set)
-
-    @property
-    def whole(self) -> bool:
-        """Whether every contribution has been made."""
-        return len(self.pushed) == len(self.members)
 
 
 class AllreduceProtocol(ServerProtocol):
@@ -119,26 +53,58 @@ class AllreduceProtocol(ServerProtocol):
         settings: ServerSettings,
         why: Callable[[int], str],
         copies: Copies,
-        keys: Keys,
+        new_secret: Callable[[], bytes],
     ):
+        """`new_secret` makes what the members of a group prove to each other."""
         super().__init__(store, workers, settings, why)
-        self.copies, self.keys = copies, keys
+        self.copies, self.new_secret, self.secret = copies, new_secret, b""
+        self.places: dict[int, str] = {}  # where workers reach each other
         self.shortest = settings.patience / 2
         self.holds: dict[int, int] = {}  # the version that each worker has
         self.round: Round | None = None
         self.joining: list[int] = []  # who has come while a round was under way
         self.attempt = self.group = 0
         self.together: list[int] = []  # members of the group
+        self.asked: int | None = None  # who is to show what it holds
+        self.unreached: Counter[int] = Counter()  # times that others could not reach a worker
         self.handlers |= {
             HasMean: self._has_mean,
             GroupFailed: self._group_failed,
             Applied: self._applied,
             Pong: self._pong,
+            Shown: self._shown,
         }
 
-    @property
-    def quiet(self) -> bool:  # type: ignore[override]
-        return self.round is None or not self.round.applying
+    # ------------------------------------------------------------ what the workers hold
+
+    def settle(self) -> bool:
+        applying = self.round is not None and self.round.applying
+        if not self.copies.distant:
+            return not applying
+        if not self.copies.here and not applying:
+            self._ask_to_show()
+        return self.copies.here  # and written by nobody, even if a round is being applied
+
+    def _ask_to_show(self) -> None:
+        """Whoever holds the last version will do; it answers when it is not computing."""
+        version = self.store.next_version() - 1
+        holders = [worker for worker, held in self.holds.items() if held == version]
+        if self.asked is None and holders:
+            self.asked = min(holders)
+            self._send(self.asked, Show(version))
+            self._expect(self.asked)
+
+    def _shown(self, worker: int, message: Shown, contribution: Any) -> None:
+        found = self.round
+        if self.asked == worker:
+            self.asked = None
+        changing = found is not None and found.applying
+        if message.version == self.store.next_version() - 1 and not changing:
+            self.copies.take(worker)
+        self._send(worker, Seen())
+        if self.store.working(worker):  # else it rests
+            self._nothing_new(worker)
+        self._if_met()
 
     # ------------------------------------------------------------ a round begins
 
@@ -152,6 +118,10 @@ class AllreduceProtocol(ServerProtocol):
         here = self.connected.intersection(self.ready)
         if len(here) < self.store.active():
             return False  # somebody is on the way
+        version = self.store.next_version() - 1
+        if not self.copies.here and any(self.holds.get(worker) != version for worker in here):
+            self._ask_to_show()  # for one who has nothing yet
+            return False
         self.ready.clear()
         self._convene(sorted(here))
         return True
@@ -179,10 +149,11 @@ class AllreduceProtocol(ServerProtocol):
         self.round.attempts += 1
         if anew:
             self.group += 1
-            self.keys.renew()
+            self.secret = self.new_secret()
         self.together = list(self.round.members)
         members = sorted(self.round.members.items())
-        return StartRound(self.attempt, self.group, members, self.keys.path, self.keys.secret)
+        places = [self.places.get(worker, "") for worker, _ in members]
+        return StartRound(self.attempt, self.group, members, self.secret, places)
 
     def _go(self, worker: int) -> tuple[Go, Any]:
         """A worker that has just come gets what the others hold; the rest have it already."""
@@ -248,6 +219,14 @@ class AllreduceProtocol(ServerProtocol):
             self._nothing_new(worker)
             return
         found.met.add(worker)
+        self.unreached.clear()
+        self._if_met()
+
+    def _if_met(self) -> None:
+        """What a worker is about to show must not change."""
+        found = self.round
+        if found is None or found.applying or self.asked is not None:
+            return
         if found.whole and len(found.met) == len(found.members):
             self._count(found)
 
@@ -257,8 +236,9 @@ class AllreduceProtocol(ServerProtocol):
         live = [push for push, _ in found.pushed.values() if not push.part.skipped]
         absent = set.intersection(*(set(push.absent) for push in live)) if live else set()
         lifts = self._lifts(live)
+        hashed = self.copies.distant and self.store.hashed(self.store.next_version())
         for worker in found.members:
-            self._send(worker, ApplyMean(sorted(absent), bool(live), lifts))
+            self._send(worker, ApplyMean(sorted(absent), bool(live), lifts, hashed))
             if worker in self.connected:
                 self.deadline.pop(worker, None)  # all of patience, though it was asked before
             self._expect(worker)
@@ -283,7 +263,7 @@ class AllreduceProtocol(ServerProtocol):
 
     def _applied(self, worker: int, message: Applied, contribution: Any) -> None:
         assert self.round is not None
-        self.round.applied.add(worker)
+        self.round.applied[worker] = message.hash
         self._if_applied()
 
     def _if_applied(self) -> None:
@@ -298,8 +278,9 @@ class AllreduceProtocol(ServerProtocol):
         if not living:
             raise ParametersLost
         at_work = sum(self.store.working(worker) for worker in found.members)
-        if not found.applied >= set(living) or self.store.active() > at_work:
+        if not found.applied.keys() >= set(living) or self.store.active() > at_work:
             return
+        self._compare({worker: found.applied[worker] for worker in living})
         self.round = None
         self.copies.look_at(min(living))
         self.holds |= dict.fromkeys(living, self.store.next_version())
@@ -310,6 +291,19 @@ class AllreduceProtocol(ServerProtocol):
             super()._lose(worker, why)  # its successor may be about to join
         self._over()
 
+    def _compare(self, hashes: dict[int, str]) -> None:
+        """All that have applied a mean hold the same."""
+        first, *others = hashes
+        for other in others:
+            if hashes[other] != hashes[first]:
+                raise RunError(
+                    f"workers {first} and {other} hold different parameters at version "
+                    f"{self.store.next_version()}, so their processors compute differently: use "
+                    "machines of one kind, or via='store'"
+                )
+        if hashes[first]:
+            self.copies.told(hashes[first])
+
     def _over(self) -> None:
         """Between two rounds whoever wants to may come in."""
         joining, self.joining = self.joining, []
@@ -318,6 +312,11 @@ class AllreduceProtocol(ServerProtocol):
         self._wake_resting()
 
     # ------------------------------------------------------------ who comes, and who dies
+
+    def _comes_or_goes(self, worker: int, message: Message) -> None:
+        if isinstance(message, Join):
+            self.places[worker] = message.place
+        super()._comes_or_goes(worker, message)
 
     def _join(self, worker: int) -> None:
         if self.round is not None and self.store.present(worker):
@@ -342,6 +341,8 @@ class AllreduceProtocol(ServerProtocol):
     def _lose(self, worker: int, why: str = "") -> None:
         found = self.round
         self.joining = [one for one in self.joining if one != worker]
+        if self.asked == worker:
+            self.asked = None  # whoever wants to look will ask another
         if found is not None and worker in found.members and found.applying:
             self.met.add(worker)
             found.buried.setdefault(worker, why)
@@ -351,6 +352,7 @@ class AllreduceProtocol(ServerProtocol):
         if found is None or worker not in found.members:
             super()._lose(worker, why)
             self._if_applied()
+            self._if_met()
             return
         del found.members[worker]
         found.pushed.pop(worker, None)
@@ -374,8 +376,8 @@ class AllreduceProtocol(ServerProtocol):
         others = [other for other, held in self.holds.items() if held == version]
         if others:
             self.copies.look_at(min(others))
-        else:
-            self.copies.take_over()
+        elif not self.copies.take_over():
+            raise ParametersLost
 
     def _group_failed(self, worker: int, message: GroupFailed, contribution: Any) -> None:
         found = self.round
@@ -383,10 +385,22 @@ class AllreduceProtocol(ServerProtocol):
         if found is None or worker not in found.members or late or message.group != self.group:
             self._nothing_new(worker)
         else:
+            self._count_unreached(message)
             self._again(message.reason)
 
+    def _count_unreached(self, message: GroupFailed) -> None:
+        """One that is dead has been given up before the others have tried so often."""
+        worker = message.unreached
+        self.unreached[worker] += worker >= 0
+        if self.unreached[worker] >= UNREACHED:
+            raise RunError(
+                f"{message.reason}, and via='allreduce' needs workers that reach each other: open "
+                "the way between their hosts, or leave via out: bsp makes the same updates over "
+                "the store, which workers only dial"
+            )
+
     def _again(self, reason: str) -> None:
-        """The members add up again, in a new group: gloo's cannot lose one."""
+        """The members add up again, in a new group: one cannot lose a member."""
         found = self.round
         assert found is not None
         if found.attempts > ATTEMPTS + self.workers:

@@ -14,7 +14,9 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Join(Message):
-    """A worker enters, for the first time or again."""
+    """A worker enters, for the first time or again; others reach it at this place, if they do."""
+
+    place: str = ""
 
 
 class Push(Message):
@@ -57,14 +59,23 @@ class HasMean(Message):
 
 
 class GroupFailed(Message):
-    """A group has failed this worker."""
+    """A group has failed this worker; it may have been a member that it could not reach."""
 
     group: int
     reason: str
+    unreached: int = -1
 
 
 class Applied(Message):
-    """The worker has applied the mean to its own parameters."""
+    """The worker has applied the mean to its own parameters, which have this hash if asked for."""
+
+    hash: str = ""
+
+
+class Shown(Message):
+    """What the worker holds of this version lies beside the message."""
+
+    version: int
 
 
 class Pong(Message):
@@ -109,8 +120,8 @@ class StartRound(Message):
     attempt: int
     group: int
     members: list[tuple[int, int]]  # a worker and its samples, by number
-    path: str  # of the file through which the members find each other
     secret: bytes  # that they prove to each other
+    places: list[str]  # where each listens, in the order of the members
 
 
 class ApplyMean(Message):
@@ -119,6 +130,17 @@ class ApplyMean(Message):
     absent: list[str]
     live: bool
     lifts: dict[int, float] = {}  # what averaged local state is multiplied by where some lack it
+    hashed: bool = False  # whether a hash of the new version is wanted
+
+
+class Show(Message):
+    """Send what there is of this version: it is to be tested, saved, or given to another."""
+
+    version: int
+
+
+class Seen(Message):
+    """The server has what this worker has shown."""
 
 
 class Ping(Message):
@@ -179,8 +201,22 @@ ToStore = (
     | GroupFailed
     | Applied
     | Pong
+    | Shown
 )
-ToWorker = Welcome | Accepted | Go | Leased | Rejoin | Wake | Stop | StartRound | ApplyMean | Ping
+ToWorker = (
+    Welcome
+    | Accepted
+    | Go
+    | Leased
+    | Rejoin
+    | Wake
+    | Stop
+    | StartRound
+    | ApplyMean
+    | Ping
+    | Show
+    | Seen
+)
 
 encode = msgspec.msgpack.Encoder().encode
 to_store = msgspec.msgpack.Decoder(ToStore).decode

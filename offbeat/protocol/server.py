@@ -131,8 +131,6 @@ class RunTime:
 class ServerProtocol:
     """Who is there, whose turn it is, who has been silent for too long, and what each is told."""
 
-    quiet = True  # whether nobody is writing what tests and checkpoints read
-
     def __init__(
         self,
         store: Authority,
@@ -274,6 +272,10 @@ class ServerProtocol:
                 self._expect(worker)
                 return True
         return False
+
+    def settle(self) -> bool:
+        """Whether what tests and checkpoints read is there, and nobody writes it."""
+        return True
 
     def dismiss(self) -> None:
         """Tell everyone that it is over; from here on only goodbyes count."""

@@ -163,6 +163,10 @@ class Store:
         """The version that the next update makes."""
         return self.version + 1
 
+    def hashed(self, version: int) -> bool:
+        """Whether the log has a hash of this version."""
+        return self._hashes and version % self.hash_every == 0
+
     def present(self, worker: int) -> bool:
         """Whether `worker` has joined and has not been given up since."""
         return self.cells.item(Row.STATE, worker) in _PRESENT
@@ -258,7 +262,7 @@ class Store:
         if self.witness is not None:
             self.witness.write(self.version)
         record = Updated(now, self.version, [c.part for c in group], rate)
-        if self._hashes and self.version % self.hash_every == 0:
+        if self.hashed(self.version):
             record.hash = self.parameters.digest()
         self.parameters.advance(self.version, self.epoch)
         self.log.write(record)

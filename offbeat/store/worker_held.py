@@ -83,7 +83,10 @@ class WorkerHeldParameters(Parameters):
 
 
 class WorkerCopies:
-    """Whose parameters count for the store, by the worker's number."""
+    """Whose parameters count for the store, by the worker's number: it can look at all of them."""
+
+    distant = False
+    here = True
 
     def __init__(
         self, parameters: WorkerHeldParameters, copies: Sequence[WorkerCopy], averaged: Table
@@ -99,12 +102,97 @@ class WorkerCopies:
         """Whether it is this worker's that count."""
         return self.parameters.looked_at is self.copies[worker]
 
-    def take_over(self) -> None:
+    def told(self, hash: str) -> None:
+        """It can be seen."""
+
+    def take(self, worker: int) -> None:
+        """What a worker has shown can be seen anyway."""
+
+    def take_over(self) -> bool:
         """Nobody has the last version any more, so the store's own copy counts."""
         self.parameters.refresh()
         self.parameters.look_at(None)
+        return True
 
     def lacking(self, nobodys: set[int]) -> None:
         """Places of averaged local state that no worker of the last round had."""
         names = [entry.name for place, entry in enumerate(self.averaged) if place in nobodys]
         self.parameters.nobodys = frozenset(names)
+
+
+class DistantParameters(WorkerHeldParameters):
+    """The same where the workers are on other hosts: the store has what one has shown last.
+
+    What changes with every version is known of the last one all the same: its hash, and which
+    local state has been averaged.
+    """
+
+    def __init__(self, *what: Any, **named: Any):
+        self.here = True
+        self.last_hash = 0
+        self.learnt: frozenset[str] = frozenset()
+        super().__init__(*what, **named)
+
+    def changed(self, learnt: Iterable[str]) -> None:
+        """The workers have a new version, with averaged state of these names."""
+        self.here = False
+        self.learnt = frozenset(learnt)
+
+    def take(self, shown: WorkerCopy) -> None:
+        """A worker has shown the last version."""
+        self.look_at(shown)
+        self.refresh()
+        self.look_at(None)
+        self.here = True
+
+    @property
+    def averages_local_state(self) -> bool:
+        return bool(self.learnt)
+
+    def unlearnt(self, names: Iterable[str]) -> list[int]:
+        return [place for place, name in enumerate(names) if name not in self.learnt]
+
+    def digest_sum(self) -> int:
+        return super().digest_sum() if self.here else self.last_hash
+
+    def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        super().load(tensors, meta)
+        self.here, self.learnt = True, frozenset(self.updater_state)
+
+
+class DistantCopies:
+    """Whose parameters count for the store, which has to be shown them."""
+
+    distant = True
+
+    def __init__(self, parameters: DistantParameters, shown: Sequence[WorkerCopy], averaged: Table):
+        """`shown` is where what each worker shows comes in."""
+        self.parameters, self.shown = parameters, shown
+        self.names = [entry.name for entry in averaged]
+
+    @property
+    def here(self) -> bool:
+        return self.parameters.here
+
+    def look_at(self, worker: int) -> None:
+        """A worker has the last version, which is a new one unless another has had it too."""
+        lacking = self.parameters.nobodys
+        self.parameters.changed(name for name in self.names if name not in lacking)
+
+    def looks_at(self, worker: int) -> bool:
+        """Any of them will do as long as nobody has shown what it has."""
+        return not self.here
+
+    def told(self, hash: str) -> None:
+        self.parameters.last_hash = int(hash, 16)
+
+    def take(self, worker: int) -> None:
+        self.parameters.take(self.shown[worker])
+
+    def take_over(self) -> bool:
+        """Nobody has it, and nobody has shown it."""
+        return False
+
+    def lacking(self, nobodys: set[int]) -> None:
+        """Places of averaged local state that no worker of the last round had."""
+        self.parameters.nobodys = frozenset(self.names[place] for place in nobodys)

@@ -1,8 +1,9 @@
 """A worker's side where workers add up among themselves, and apply, beside a server."""
 
-import selectors
-import socket
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 from offbeat.data.lease import Lease
 from offbeat.log.records import Part
@@ -14,22 +15,52 @@ from offbeat.protocol.messages import (
     Go,
     GroupFailed,
     HasMean,
-    Message,
+    Join,
     Ping,
     Pong,
     Rejoin,
+    Seen,
+    Show,
+    Shown,
     StartRound,
     ToWorker,
-    encode,
-    to_store,
 )
+from offbeat.store.digest import ParameterDigest
 from offbeat.store.parameters import Parameters
-from offbeat.transport.gloo_group import Chunk, GlooGroup, pieces_of, scaled
-from offbeat.transport.group_keys import Keys
-from offbeat.transport.link import GivenUp
-from offbeat.transport.memory_link import MemoryLink
+from offbeat.store.slot import Slot
+from offbeat.transport.bell import Bell
+from offbeat.transport.link import GivenUp, Link, RunOver
+from offbeat.transport.pieces import Chunk, pieces_of, scaled
+from offbeat.transport.tcp_group import TcpGroup
 from offbeat.worker.client import M, StoreClient, ignore
 from offbeat.worker.contribution import Contribution
+
+
+class GroupLink(Link, Protocol):
+    """A link to a server that keeps no parameters."""
+
+    slot: Slot
+    local: Flat  # what is to be averaged of the local optimiser
+
+    @property
+    def host(self) -> str:
+        """The address of this machine where other workers may reach this one."""
+
+    def receive_or(self, bell: Bell) -> ToWorker | None:
+        """The next message; None when there is none yet, or the bell has rung."""
+
+
+class Members(Protocol):
+    """The other workers, and how they reach this one."""
+
+    def place(self, host: str) -> str:
+        """Where they do, at this address of the machine."""
+
+    def group(self, start: StartRound, me: int) -> TcpGroup:
+        """What adds up a round, for this worker."""
+
+    def close(self) -> None:
+        """Nobody reaches this worker any more."""
 
 
 class AllreduceClient(StoreClient):
@@ -40,25 +71,25 @@ class AllreduceClient(StoreClient):
     then its own contribution is intact, and the round can be added up again without one who died.
     """
 
-    link: MemoryLink
+    link: GroupLink
 
     def __init__(
         self,
-        link: MemoryLink,
-        number: int,
+        link: GroupLink,
+        number: Callable[[], int],
         make: Callable[[Sequence[Flat]], Parameters | None],
-        seconds: float,
+        members: Members,
         announce: Callable[[Lease], None] = ignore,
     ):
-        """`make` makes parameters that live in the slot; after `seconds` gloo gives up.
+        """`make` makes parameters that live in the slot.
 
         The link puts local state beside the slot, which has what was averaged last, for others to
         read while the next is under way.
         """
         super().__init__(link, announce=announce)
-        self.slot, self.number, self.make, self.seconds = link.slot, number, make, seconds
+        self.slot, self.who, self.make, self.others = link.slot, number, make, members
         self.parameters: Parameters | None = None
-        self.group: GlooGroup | None = None
+        self.group: TcpGroup | None = None
         self.round: StartRound | None = None
         self.made: list[Flat] | None = None  # what was put
         self.payload: list[Flat] | None = None  # of the round, once it is whole
@@ -68,10 +99,13 @@ class AllreduceClient(StoreClient):
         self.waits: list[set[str]] = []  # names that each piece still waits for
         self.given = 0  # pieces of this attempt
         self.summed = False  # whether all of them have been added up
-        self.bell, self.rope = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(link.wire, selectors.EVENT_READ)
-        self.selector.register(self.bell, selectors.EVENT_READ)
+        self.bell = Bell()
+        self.rung: deque[HasMean | GroupFailed] = deque()  # what the group's thread has said
+
+    @property
+    def number(self) -> int:
+        """Which worker this is; it may have become another when it had to come again."""
+        return self.who()
 
     def listen(self, stream: Stream | None) -> None:
         """Give gradients to the others while backward still makes the rest."""
@@ -83,6 +117,9 @@ class AllreduceClient(StoreClient):
         incarnation = super().join()
         self.parameters = self.make(self.slot.incoming[0])  # not before: others may have read it
         return incarnation
+
+    def _hello(self) -> Join:
+        return Join(self.others.place(self.link.host))
 
     def put(self, contribution: Contribution, then_pull: bool) -> None:
         super().put(contribution, then_pull)
@@ -96,11 +133,17 @@ class AllreduceClient(StoreClient):
 
     def bye(self, figures: dict[str, float]) -> None:
         self._leave()
+        self.others.close()
         super().bye(figures)
+
+    def close(self) -> None:
+        self._leave()
+        self.others.close()
+        super().close()
 
     def _leave(self) -> None:
         if self.group is not None:
-            self.group.end(idle=self.summed)
+            self.group.end()
         self.group = None
 
     # ------------------------------------------------------------ one round
@@ -121,10 +164,9 @@ class AllreduceClient(StoreClient):
             self._leave()
         self.round, self.given, self.summed = start, 0, False
         if self.group is None and len(members) > 1:
-            keys = Keys(start.path, start.secret, self.seconds)
-            self.group = GlooGroup(start.group, members, self.number, keys)
-            self.group.start(lambda reason: self._ring(GroupFailed(start.group, reason)))
-            # Memory of its own: a group that was left may still write its own.
+            self.group = self.others.group(start, self.number)
+            self.group.start(self._ring)
+            # Memory of its own: without others the mean is what was made.
             self.mean = [Flat(flat.table) for flat in self.slot.outgoing[0]]
             self.averaged = Flat(self.slot.updater.table)
             self.pieces = pieces_of(self.mean)
@@ -176,29 +218,32 @@ class AllreduceClient(StoreClient):
             views = list(self.slot.updater.views.values())
             for place, factor in order.lifts.items():
                 views[place].mul_(factor)
-        self._send(Applied())
+        self._send(Applied(ParameterDigest(self.slot.incoming[0])() if order.hashed else ""))
 
-    # ------------------------------------------------------------ packets
+    # ------------------------------------------------------------ messages
 
-    def _ring(self, message: Message) -> None:
+    def _ring(self, message: HasMean | GroupFailed) -> None:
         """Wake this worker from its group's thread."""
-        self.rope.send(encode(message))
+        self.rung.append(message)
+        self.bell.ring()
 
     def _awaited(self) -> ApplyMean:
         """Wait for the server and for the group, whichever comes first."""
         while True:
-            for key, _ in self.selector.select():
-                if key.fileobj is self.bell:
-                    self._heard(to_store(self.bell.recv(4096)))
-                    continue
-                message = super()._receive()
-                if isinstance(message, Rejoin):
-                    raise GivenUp
-                if isinstance(message, ApplyMean):
-                    return message
-                assert self._noticed(message), message
+            self.bell.answer()  # before looking at anything that it is rung for
+            while self.rung:
+                self._heard(self.rung.popleft())
+            message = self.link.receive_or(self.bell)
+            if message is None:
+                continue
+            self._unless_over(message)
+            if isinstance(message, Rejoin):
+                raise GivenUp
+            if isinstance(message, ApplyMean):
+                return message
+            assert self._noticed(message), message
 
-    def _heard(self, message: Message) -> None:
+    def _heard(self, message: HasMean | GroupFailed) -> None:
         """Pass on what the group has said, unless it is over with that one."""
         assert self.round is not None
         if isinstance(message, HasMean) and message.attempt == self.round.attempt:
@@ -225,3 +270,49 @@ class AllreduceClient(StoreClient):
         if isinstance(message, Go):
             self._begin(message)
         return message
+
+
+class DistantAllreduceClient(AllreduceClient):
+    """The same with a server on another host, which has to be shown what this worker holds."""
+
+    def __init__(
+        self,
+        link: GroupLink,
+        number: Callable[[], int],
+        make: Callable[[Sequence[Flat]], Parameters | None],
+        members: Members,
+        announce: Callable[[Lease], None] = ignore,
+    ):
+        super().__init__(link, number, make, members, announce)
+        self.version = 0  # that lies in the slot
+        self.shown = self.seen = 0  # times
+
+    def leave(self) -> None:
+        """Nobody else may hold this version by the time that somebody looks for it."""
+        with suppress(RunOver):
+            self._show(self.version)
+            while self.seen < self.shown:
+                message = self.link.receive()
+                self._unless_over(message)
+                if isinstance(message, Rejoin):
+                    break
+                self.seen += isinstance(message, Seen)
+        super().leave()
+
+    def _begin(self, go: Go) -> None:
+        super()._begin(go)
+        self.version = go.version
+
+    def _apply(self, order: ApplyMean) -> None:
+        super()._apply(order)
+        self.version += 1
+
+    def _noticed(self, message: ToWorker) -> bool:
+        if isinstance(message, Show):
+            self._show(message.version)
+        self.seen += isinstance(message, Seen)
+        return isinstance(message, Show | Seen) or super()._noticed(message)
+
+    def _show(self, version: int) -> None:
+        self.shown += 1
+        self._send(Shown(version))

@@ -72,6 +72,18 @@ class Packing:
     pull: Codec | None = None
     rows: tuple[str, ...] = ()
 
+    def cargo(self, slot: Slot) -> "Cargo":
+        """What lies beside the messages of a link whose ends have this slot."""
+        return Cargo(slot, self)
+
+
+@dataclass(frozen=True)
+class MeetingPacking(Packing):
+    """Nothing is packed where workers add up among themselves."""
+
+    def cargo(self, slot: Slot) -> "Cargo":
+        return MeetingCargo(slot, self)
+
 
 class Rows:
     """The rows of one tensor that are not zero, with their numbers."""
@@ -202,6 +214,32 @@ class Cargo:
     def of_stop(self) -> Views:
         """What a run ends with: parameters and averaged buffers."""
         return views_of([*self.slot.incoming[0], self.slot.statistics])
+
+    def of_shown(self) -> Views:
+        """What a worker shows of what it holds: that is the store's own here."""
+        raise Misbehaved("a worker shows what the store holds")
+
+
+class MeetingCargo(Cargo):
+    """The same where workers add up among themselves, and hold what a store would."""
+
+    def of_push(self, push: Push) -> Views:
+        """Statistics alone: the rest goes to the other workers."""
+        if push.place >= 0:
+            raise Misbehaved("a contribution for a store that takes none")
+        return views_of([self.slot.statistics])
+
+    def of_go(self, go: Go) -> Views:
+        """All that others hold, for one that does not."""
+        if go.place != 0 or go.packed:
+            raise Misbehaved("parameters for a place that there is not")
+        return self.of_shown() if go.fresh else []
+
+    def of_shown(self) -> Views:
+        slot = self.slot
+        views = views_of([*slot.incoming[0], slot.rule_state.flat, slot.updater])
+        present = memoryview(slot.rule_state.present)
+        return [*views, present] if len(present) else views
 
 
 def views_of(flats: Iterable[Flat]) -> Views:

@@ -93,6 +93,11 @@ class Connection:
         while self.kept and self.kept[0].frame <= frames:
             self.kept.popleft()
 
+    @property
+    def flushed(self) -> bool:
+        """Whether the socket has taken all there is."""
+        return self.sent == self.end
+
     def flush(self) -> None:
         """Send what the socket takes now."""
         wire = self.wire
@@ -266,7 +271,7 @@ class Frames:
             if not wanted:
                 idle[connection.wire.fileno()] = connection
             events = select.POLLIN if wanted else select.POLLRDHUP
-            if connection.sent < connection.end:
+            if not connection.flushed:
                 events |= select.POLLOUT
             look.register(connection.wire, events)
         if bell is not None:

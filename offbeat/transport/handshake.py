@@ -153,6 +153,15 @@ class Echo(Request):
     wanted: int = 0  # bytes of the answer
 
 
+class Meet(Request):
+    """From another worker, to one that listens: a member of a group wants to add up with it."""
+
+    group: int
+    worker: int
+    number: bytes  # a random one
+    proof: bytes  # that it has been told of the group
+
+
 class Answer(msgspec.Struct, array_like=True, tag=True):
     """From the store."""
 
@@ -197,7 +206,7 @@ class Echoed(Answer):
     filling: bytes
 
 
-Requests = AskTerms | Enter | Attach | Echo
+Requests = AskTerms | Enter | Attach | Echo | Meet
 Answers = Terms | Entered | Attached | NoSuchLink | TurnedAway | RunEnded | Echoed
 
 _encode = msgspec.msgpack.Encoder().encode

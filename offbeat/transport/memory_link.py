@@ -1,6 +1,7 @@
 """Link and port on one machine: tensors lie in shared memory, a small packet is the signal."""
 
 import os
+import select
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
+from offbeat.transport.bell import Bell
 from offbeat.transport.link import Received, StoreGone
 from offbeat.transport.slots import contribution_in, fill, lay_out, snapshot_in
 from offbeat.worker.contribution import Contribution, Snapshot
@@ -120,6 +122,8 @@ class MemoryLink:
     `local` is where the local optimiser's state goes; the slot, unless others still read that.
     """
 
+    host = "127.0.0.1"  # where other processes of this machine reach one another
+
     def __init__(
         self,
         wire: socket.socket,
@@ -165,6 +169,14 @@ class MemoryLink:
         if isinstance(message, Go):
             self.waiting.step_begins()
         return message
+
+    def receive_or(self, bell: Bell) -> ToWorker | None:
+        """The next message, or None when the bell has rung."""
+        look = select.poll()
+        for one in (self.wire, bell):
+            look.register(one, select.POLLIN)
+        ready = {handle for handle, _ in look.poll()}
+        return self.receive() if self.wire.fileno() in ready else None
 
     def snapshot(self, go: Go) -> Snapshot:
         return snapshot_in(self.slot, go)

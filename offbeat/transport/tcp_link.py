@@ -21,6 +21,7 @@ from offbeat.protocol.messages import (
     Join,
     Push,
     Rejoin,
+    Shown,
     Stop,
     ToStore,
     ToWorker,
@@ -30,7 +31,7 @@ from offbeat.protocol.messages import (
 )
 from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
-from offbeat.transport.cargo import Cargo, Packing
+from offbeat.transport.cargo import MeetingPacking, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.frames import (
     MOST,
@@ -60,7 +61,9 @@ def connections_for(round_trip: float) -> int:
 
 
 class Maker(Protocol):
-    """How the connections of a link are made."""
+    """How the connections of a link are made, and from which of this machine's addresses."""
+
+    host: str
 
     def enter(self) -> tuple[bytes, list[socket.socket]]:
         """Come with a new link; its name, and its connections."""
@@ -87,6 +90,7 @@ class DialedStore:
     patience: float
     connections: int | None = None
     number: int = -1  # the worker's, once it is in
+    host: str = ""  # the address of this machine from which the store is reached
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def enter(self) -> tuple[bytes, list[socket.socket]]:
@@ -98,6 +102,7 @@ class DialedStore:
         with ExitStack() as open_until_all_are_made:
             first, asked.round_trip = self.dialer.connect(self.patience, seconds)
             open_until_all_are_made.enter_context(first)
+            self.host = first.getsockname()[0]
             if not asked.connections:
                 asked.connections = self.connections or connections_for(asked.round_trip)
             answer = ask(first, asked)
@@ -163,7 +168,8 @@ class Pump:
 
     def __init__(self, maker: Maker, decode: Callable[[bytes], tuple[ToWorker, Views]]):
         self.maker, self.decode = maker, decode
-        self.joining = self.anew = self.over = self.closed = False
+        self.anew = self.over = self.closed = False
+        self.joining: Join | None = None  # said, and not answered yet
         self.bytes = 0  # over links that are no more
         self.heard: deque[ToWorker] = deque()  # and not asked for yet
         self.link, self.frames = self._fresh()
@@ -179,7 +185,8 @@ class Pump:
         """Send, or begin to."""
         if self.closed:
             raise StoreGone
-        self.joining |= isinstance(message, Join)
+        if isinstance(message, Join):
+            self.joining = message
         self.frames.put(encode(message), buffers)
         try:
             self.frames.flush()
@@ -211,7 +218,8 @@ class Pump:
 
     def _next(self) -> ToWorker:
         found = self.heard.popleft()
-        self.joining &= not isinstance(found, Welcome)
+        if isinstance(found, Welcome):
+            self.joining = None
         return found
 
     def _absorb(self) -> bool:
@@ -249,8 +257,8 @@ class Pump:
         self.frames.close()
         self.heard.clear()
         self.link, self.frames = link, frames
-        if self.joining:
-            self.frames.put(encode(Join()))
+        if self.joining is not None:
+            self.frames.put(encode(self.joining))
         else:
             self.anew = True
 
@@ -326,7 +334,7 @@ class TcpLink:
 
     def __init__(self, maker: Maker, slot: Slot, packing: Packing, overlap: bool = False):
         """With `overlap` bytes travel while the worker computes."""
-        self.slot, self.cargo = slot, Cargo(slot, packing)
+        self.slot, self.cargo = slot, packing.cargo(slot)
         # What the store knows this worker to have, where pulls bring changes to it.
         self.held = [Flat(flat.table) for flat in slot.incoming[0]] if packing.pull else []
         pump = Pump(maker, self._decode)
@@ -358,7 +366,9 @@ class TcpLink:
         self.pump.put(message)
 
     def receive(self) -> ToWorker:
-        found = self.pump.wait()
+        return self._came(self.pump.wait())
+
+    def _came(self, found: ToWorker) -> ToWorker:
         self.came = time.perf_counter()
         if isinstance(found, Stop):
             self.last_version = found.version
@@ -386,3 +396,35 @@ class TcpLink:
 
     def close(self) -> None:
         self.pump.close()
+
+
+class MeetingLink(TcpLink):
+    """The same where workers add up among themselves: their payloads do not go to the store.
+
+    `local` is where the state of the local optimiser goes that the others are to have.
+    """
+
+    pump: Pump
+
+    def __init__(self, maker: Maker, slot: Slot, packing: MeetingPacking):
+        super().__init__(maker, slot, packing)
+        self.local, self.maker = Flat(slot.updater.table), maker
+
+    @property
+    def host(self) -> str:
+        """The address of this machine from which the store is reached."""
+        return self.maker.host
+
+    def prepare(self, push: Push, contribution: Contribution) -> None:
+        fill(self.slot, push, contribution, self.local)
+        push.place = -1
+        self.prepared = push
+
+    def send(self, message: ToStore) -> None:
+        beside = self.cargo.of_shown() if isinstance(message, Shown) else []
+        self.pump.put(message, beside)
+
+    def receive_or(self, bell: Bell) -> ToWorker | None:
+        """The next message; None when there is none yet, or the bell has rung."""
+        found = self.pump.turn(bell)
+        return None if found is None else self._came(found)

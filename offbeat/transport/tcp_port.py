@@ -16,7 +16,17 @@ from typing import Any, Protocol
 import msgspec
 
 from offbeat.model.table import Flat
-from offbeat.protocol.messages import Go, Message, Push, Stop, ToStore, Welcome, encode, to_store
+from offbeat.protocol.messages import (
+    Go,
+    Message,
+    Push,
+    Shown,
+    Stop,
+    ToStore,
+    Welcome,
+    encode,
+    to_store,
+)
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
@@ -71,6 +81,8 @@ class WorkerLink:
             message: ToStore = to_store(told)
         except msgspec.MsgspecError as error:
             raise Misbehaved(f"a worker has said what is no message: {error}") from error
+        if isinstance(message, Shown):
+            return message, self.cargo.of_shown()
         if not isinstance(message, Push):
             return message, []
         self.cargo.expect(message)
@@ -243,7 +255,7 @@ class TcpPort:
 
     def link(self, worker: int, name: bytes, connections: int) -> WorkerLink:
         """A new link of a worker, whose connections come by and by."""
-        cargo = Cargo(self.slots[worker], self.packing)
+        cargo = self.packing.cargo(self.slots[worker])
         return WorkerLink(name, connections, cargo, self.final)
 
     def numbered(self, name: bytes) -> tuple[int, WorkerLink] | None:

@@ -71,12 +71,15 @@ class StoreClient:
         """Enter, or enter again; returns the incarnation."""
         self.leases.clear()
         self.promised = False
-        self._send(Join())
+        self._send(self._hello())
         while True:
             # What was on its way to an earlier incarnation is not for this one.
             message = self._receive()
             if isinstance(message, Welcome):
                 return message.incarnation
+
+    def _hello(self) -> Join:
+        return Join()
 
     def pull(self, computed: list[Lease]) -> Snapshot:
         """Wait until the discipline lets this worker go on, and take the parameters.
@@ -140,6 +143,10 @@ class StoreClient:
         with suppress(RunOver):  # nobody is there to hear it
             self.link.send(Goodbye(figures))
 
+    def close(self) -> None:
+        """End the link, and whatever else there is to others."""
+        self.link.close()
+
     def _send(self, message: ToStore) -> None:
         try:
             self.link.send(message)
@@ -153,9 +160,12 @@ class StoreClient:
 
     def _receive(self) -> ToWorker:
         message = self.link.receive()
+        self._unless_over(message)
+        return message
+
+    def _unless_over(self, message: ToWorker) -> None:
         if isinstance(message, Stop):
             raise RunOver if message.finished else RunStopped
-        return message
 
     def _await(self, kind: type[M]) -> M:
         """The next message, which must be of `kind`; leases that come with it are kept."""

@@ -137,7 +137,7 @@ class Links:
 
 
 links = Links()
-NOT_OVER_TCP = {"via", "layout"}
+NOT_OVER_TCP = {"layout"}
 
 
 def problem(make: Callable[[], nn.Module] = mlp, samples: int = 24, seed: int = 0) -> Problem:
@@ -153,13 +153,13 @@ def problem(make: Callable[[], nn.Module] = mlp, samples: int = 24, seed: int = 
 def run(engine: str, what: Problem, discipline: ob.Discipline | str, **options: Any) -> ob.Run:
     """Train a copy with small numbers; an optimiser is given unless the discipline brings one."""
     options = {"batch_size": 4, "epochs": 2} | options
-    if engine == "local":
+    if engine in ("local", "hosts"):
         options = translated(options)
     if "optimizer" not in options:
         options["optimizer"] = optimizer_for(discipline)
     fresh = what._replace(model=copy.deepcopy(what.model))
     over_tcp = links.over == "tcp" and engine == "local" and not options.keys() & NOT_OVER_TCP
-    where: Any = Hosts() if over_tcp else engine
+    where: Any = Hosts() if over_tcp or engine == "hosts" else engine
     return ob.train(*fresh, discipline=discipline, engine=where, **options)
 
 

@@ -29,6 +29,12 @@ def local_only() -> str:
     return "local"
 
 
+@pytest.fixture(scope="session", params=["local", "hosts"])
+def real(request: pytest.FixtureRequest) -> str:
+    """What has real processes: on this machine, or as on others, over TCP."""
+    return str(request.param)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     common.turns.begin()
 

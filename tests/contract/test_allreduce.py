@@ -14,7 +14,8 @@ import offbeat as ob
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.log.records import Evaluated, Joined, Lost, Updated
 from offbeat.transport import allreduce_client as meeting
-from offbeat.transport import gloo_group as group
+from offbeat.transport.pieces import pieces_of
+from offbeat.transport.tcp_group import TcpGroup
 from tests.contract.common import MOMENTUM, Records, Stop, StopAfter, check_run, problem, run
 from tests.contract.real import QUICK, AtStep, Gate, Once, WakeLost, level
 from tests.contract.test_real_faults import KillServer
@@ -46,12 +47,12 @@ def _with(what: Any, acts: dict[tuple[int, int], Any], workers: int) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("workers", "rule"), [(1, ADAM), (2, MOMENTUM), (3, ADAM), (5, MOMENTUM)])
-def test_a_store_arrives_at_the_same_bits(local_only, name, workers, rule, tmp_path):
+def test_a_store_arrives_at_the_same_bits(real, name, workers, rule, tmp_path):
     """A replay applies the same contributions in a store, and compares every version."""
     what, out = problem(Odd, samples=SAMPLES), tmp_path / "run"
     seen = Records()
     got = run(
-        local_only, what, name, workers=workers, optimizer=rule, out=out, test=what.data,
+        real, what, name, workers=workers, optimizer=rule, out=out, test=what.data,
         listeners=[seen], **VIA,
     )  # fmt: skip
     check_run(out, what)
@@ -64,7 +65,7 @@ def test_a_store_arrives_at_the_same_bits(local_only, name, workers, rule, tmp_p
 
 @pytest.mark.parametrize("name", ["bsp", "average:2"])
 @pytest.mark.parametrize("per", ["epoch", "version"])
-def test_settings_make_no_difference(local_only, name, per, tmp_path):
+def test_settings_make_no_difference(real, name, per, tmp_path):
     what = problem(samples=26)
     halve = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
     code: dict[str, Any] = {
@@ -73,27 +74,27 @@ def test_settings_make_no_difference(local_only, name, per, tmp_path):
         "groups": lambda model: [{"params": list(model.parameters()), "lr": 0.3}],
     }
     out = tmp_path / "run"
-    run(local_only, what, name, workers=3, out=out, epochs=3, shards=2, accumulate=2, **code, **VIA)
+    run(real, what, name, workers=3, out=out, epochs=3, shards=2, accumulate=2, **code, **VIA)
     check_run(out, what, epochs=3, **code)
 
 
-def test_a_large_model_goes_out_in_pieces_while_backward_runs(local_only, tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "pieces_of", partial(group.pieces_of, size=1 << 20))
+def test_a_large_model_goes_out_in_pieces_while_backward_runs(real, tmp_path, monkeypatch):
+    monkeypatch.setattr(meeting, "pieces_of", partial(pieces_of, size=1 << 20))
 
     def wide() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 500), nn.Linear(500, 500), nn.Linear(500, 2))
 
     what, out = problem(wide, samples=20), tmp_path / "run"
-    run(local_only, what, "bsp", workers=3, out=out, hash_every=1, **VIA)
+    run(real, what, "bsp", workers=3, out=out, hash_every=1, **VIA)
     check_run(out, what)
 
 
-def test_what_is_not_finite_is_left_out(local_only, tmp_path):
+def test_what_is_not_finite_is_left_out(real, tmp_path):
     """One contribution is skipped, and the mean is that of the others, as a store has it."""
     what, out = problem(samples=SAMPLES), tmp_path / "run"
     inputs, _ = what.data.tensors
     inputs[5] = float("nan")
-    got = run(local_only, what, "bsp", workers=3, out=out, nonfinite="skip", **VIA)
+    got = run(real, what, "bsp", workers=3, out=out, nonfinite="skip", **VIA)
     assert ob.replay(out, *what).check().compared == got.summary().updates
     assert all(0 < epoch["skipped"] <= 4 for epoch in got.summary().ledger)
     assert all(torch.isfinite(t).all() for t in got.model.state_dict().values())
@@ -101,17 +102,17 @@ def test_what_is_not_finite_is_left_out(local_only, tmp_path):
 
 @pytest.mark.parametrize("name", ["bsp", "average:2", "diloco:2"])
 @pytest.mark.parametrize(("first", "second"), [("store", "allreduce"), ("allreduce", "store")])
-def test_one_goes_on_where_the_other_stopped(local_only, name, first, second, tmp_path):
+def test_one_goes_on_where_the_other_stopped(real, name, first, second, tmp_path):
     what, folder = problem(Odd, samples=SAMPLES), tmp_path / "run"
     options: dict[str, Any] = {
         "workers": 2, "optimizer": ADAM, "checkpoint_every": 1, "out": folder,
     }  # fmt: skip
     with suppress(Stop):
-        run(local_only, what, name, via=first, listeners=[StopAfter(9)], **options)
+        run(real, what, name, via=first, listeners=[StopAfter(12)], **options)
     saved = RunFolder(folder).load()
     assert saved is not None
     assert any(path.startswith("store/rule/") for path in saved[0]) or name == "average:2"
-    run(local_only, what, name, via=second, resume=True, **options)
+    run(real, what, name, via=second, resume=True, **options)
     check_run(folder, what)
 
 
@@ -120,26 +121,26 @@ def test_one_goes_on_where_the_other_stopped(local_only, name, first, second, tm
 
 @pytest.mark.parametrize("name", ["bsp", "average:2", "diloco:2"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_one_that_dies_is_left_out(local_only, name, victim, tmp_path):
+def test_one_that_dies_is_left_out(real, name, victim, tmp_path):
     what = _with(problem(samples=60), {(victim, 2): Once(signal.SIGKILL)}, 3)
     out = tmp_path / "run"
-    run(local_only, what, name, workers=3, optimizer=ADAM, out=out, **VIA)
+    run(real, what, name, workers=3, optimizer=ADAM, out=out, **VIA)
     records = check_run(out, what)
     assert [r.worker for r in records if isinstance(r, Lost)] == [victim]
 
 
 @pytest.mark.parametrize("name", ["bsp", "average:2"])
-def test_all_may_die(local_only, name, tmp_path):
+def test_all_may_die(real, name, tmp_path):
     acts = {(worker, 3): Once(signal.SIGKILL) for worker in range(2)}
     what, out = _with(problem(samples=SAMPLES), acts, 2), tmp_path / "run"
-    run(local_only, what, name, workers=2, optimizer=ADAM, out=out, **VIA)
+    run(real, what, name, workers=2, optimizer=ADAM, out=out, **VIA)
     check_run(out, what)
 
 
 @pytest.mark.parametrize("name", ["bsp", "local:2"])
-def test_one_that_stops_holds_up_nobody_for_ever(local_only, name, tmp_path):
+def test_one_that_stops_holds_up_nobody_for_ever(real, name, tmp_path):
     what, out = _with(problem(samples=60), {(1, 2): Once(signal.SIGSTOP)}, 3), tmp_path / "run"
-    run(local_only, what, name, workers=3, patience=QUICK, out=out, listeners=[WakeLost()], **VIA)
+    run(real, what, name, workers=3, patience=QUICK, out=out, listeners=[WakeLost()], **VIA)
     records = check_run(out, what)
     assert any(isinstance(record, Lost) and record.worker == 1 for record in records)
 
@@ -152,17 +153,18 @@ class StopsInSum:
 
     def __call__(self, total: Any, chunks: Any, shares: Any) -> None:
         self.strike()
+        total.zero_()
         for chunk, share in zip(chunks, shares, strict=True):
             total.add_(chunk, alpha=share)
 
 
 @pytest.mark.parametrize("what_happens", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_that_is_struck_while_all_add_up(local_only, what_happens, tmp_path, monkeypatch):
+def test_one_that_is_struck_while_all_add_up(real, what_happens, tmp_path, monkeypatch):
     """Everybody waits for everybody then; the others add up again without it."""
-    monkeypatch.setattr(group.GlooGroup.add, "__defaults__", (StopsInSum(what_happens),))
+    monkeypatch.setattr(TcpGroup.add, "__defaults__", (StopsInSum(what_happens),))
     what, out = problem(samples=60), tmp_path / "run"
     run(
-        local_only, what, "bsp", workers=3, patience=1.0, out=out, listeners=[WakeLost()],
+        real, what, "bsp", workers=3, patience=1.0, out=out, listeners=[WakeLost()],
         optimizer=ADAM, **VIA,
     )  # fmt: skip
     records = check_run(out, what)
@@ -171,9 +173,7 @@ def test_one_that_is_struck_while_all_add_up(local_only, what_happens, tmp_path,
 
 @pytest.mark.parametrize("name", ["bsp", "diloco:2"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_one_that_dies_while_it_applies_has_contributed(
-    local_only, name, victim, tmp_path, monkeypatch
-):
+def test_one_that_dies_while_it_applies_has_contributed(real, name, victim, tmp_path, monkeypatch):
     """Everybody else has the mean, so its samples count, and its parameters are not looked at."""
     strike, apply = Once(signal.SIGKILL), meeting.AllreduceClient._apply
 
@@ -187,16 +187,14 @@ def test_one_that_dies_while_it_applies_has_contributed(
     struck_before = Gate()
     monkeypatch.setattr(meeting.AllreduceClient, "_apply", struck)
     what, out = problem(samples=60), tmp_path / "run"
-    run(local_only, what, name, workers=3, optimizer=ADAM, out=out, **VIA)
+    run(real, what, name, workers=3, optimizer=ADAM, out=out, **VIA)
     records = check_run(out, what)
     first = next(record for record in records if isinstance(record, Updated))
     assert [part.worker for part in first.parts] == [0, 1, 2]
     assert next(record.worker for record in records if isinstance(record, Lost)) == victim
 
 
-def test_when_all_die_while_they_apply_the_last_checkpoint_counts(
-    local_only, tmp_path, monkeypatch
-):
+def test_when_all_die_while_they_apply_the_last_checkpoint_counts(real, tmp_path, monkeypatch):
     """Nobody has the parameters then."""
     apply, acts = meeting.AllreduceClient._apply, [Once(signal.SIGKILL), Once(signal.SIGKILL)]
     count = [0]
@@ -209,20 +207,18 @@ def test_when_all_die_while_they_apply_the_last_checkpoint_counts(
 
     monkeypatch.setattr(meeting.AllreduceClient, "_apply", struck)
     what, out = problem(samples=SAMPLES), tmp_path / "run"
-    got = run(
-        local_only, what, "bsp", workers=2, optimizer=ADAM, out=out, checkpoint_every=1, **VIA
-    )
+    got = run(real, what, "bsp", workers=2, optimizer=ADAM, out=out, checkpoint_every=1, **VIA)
     check_run(out, what)
     assert all(epoch["applied"] == SAMPLES for epoch in got.summary().ledger)
 
 
 @pytest.mark.parametrize("kept", ["folder", "memory"])
-def test_a_killed_server_goes_on_from_its_last_checkpoint(local_only, kept, tmp_path):
+def test_a_killed_server_goes_on_from_its_last_checkpoint(real, kept, tmp_path):
     gate, seen = Gate(), Records()
     what = _with(problem(samples=SAMPLES), {(worker, 7): gate.wait for worker in range(2)}, 2)
     out = tmp_path / "run" if kept == "folder" else None
     got = run(
-        local_only, what, "bsp", workers=2, out=out, checkpoint_every=1, optimizer=ADAM,
+        real, what, "bsp", workers=2, out=out, checkpoint_every=1, optimizer=ADAM,
         listeners=[KillServer(3, gate), seen], **VIA,
     )  # fmt: skip
     assert all(e["applied"] == SAMPLES for e in got.summary().ledger)

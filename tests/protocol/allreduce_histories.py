@@ -6,7 +6,7 @@ that has lost a member fails the others, sooner or later.
 
 from offbeat.discipline.discipline import Discipline
 from offbeat.log.records import Part
-from offbeat.protocol.allreduce import AllreduceProtocol, ParametersLost, Round
+from offbeat.protocol.allreduce import AllreduceProtocol, ParametersLost
 from offbeat.protocol.messages import (
     Applied,
     ApplyMean,
@@ -21,6 +21,7 @@ from offbeat.protocol.messages import (
     StartRound,
     Welcome,
 )
+from offbeat.protocol.round import Round
 from offbeat.protocol.server import ServerProtocol, ServerSettings
 from offbeat.worker.contribution import Contribution
 from tests.protocol.histories import DELAY, LONGEST, History, Worker
@@ -30,6 +31,8 @@ SKIPPED = 0.05  # of all contributions are not finite
 
 class PlayedCopies:
     """Whose parameters count, by the versions that the workers really hold."""
+
+    distant, here = False, True
 
     def __init__(self, history: "AllreduceHistory"):
         self.history = history
@@ -42,10 +45,17 @@ class PlayedCopies:
     def looks_at(self, worker: int) -> bool:
         return self.looked_at == worker
 
-    def take_over(self) -> None:
+    def take_over(self) -> bool:
         assert self.looked_at is not None
         self.version = self.history.held[self.looked_at]
         self.looked_at = None
+        return True
+
+    def told(self, hash: str) -> None:
+        raise AssertionError("nobody has asked for it")
+
+    def take(self, worker: int) -> None:
+        raise AssertionError("nobody has asked for it")
 
     def lacking(self, nobodys: set[int]) -> None:
         assert nobodys == set()
@@ -53,24 +63,6 @@ class PlayedCopies:
     def now(self) -> int:
         """The version that one gets who has none."""
         return self.version if self.looked_at is None else self.history.held[self.looked_at]
-
-
-class PlayedKeys:
-    """As many as are asked for."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @property
-    def path(self) -> str:
-        return f"keys {self.count}"
-
-    @property
-    def secret(self) -> bytes:
-        return b"secret"
-
-    def renew(self) -> None:
-        self.count += 1
 
 
 class AllreduceWorker(Worker):
@@ -214,7 +206,7 @@ class AllreduceHistory(History):
         self.copies = PlayedCopies(self)
         count = self.count
         return AllreduceProtocol(
-            self.store, count, settings, lambda worker: "", self.copies, PlayedKeys()
+            self.store, count, settings, lambda worker: "", self.copies, lambda: b"secret"
         )
 
     @property

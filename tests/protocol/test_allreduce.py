@@ -41,6 +41,8 @@ PATIENCE = 10.0
 class NotedCopies:
     """Notes whose parameters count; None are the store's own."""
 
+    distant, here = False, True
+
     def __init__(self):
         self.looked_at = None
         self.taken_over = 0
@@ -55,25 +57,10 @@ class NotedCopies:
     def take_over(self):
         self.taken_over += 1
         self.looked_at = None
+        return True
 
     def lacking(self, nobodys):
         self.nobodys = nobodys
-
-
-class CountedKeys:
-    """Says how often they were made anew."""
-
-    secret = b"secret"
-
-    def __init__(self):
-        self.count = 0
-
-    @property
-    def path(self):
-        return f"keys {self.count}"
-
-    def renew(self):
-        self.count += 1
 
 
 class AllreduceDriver:
@@ -86,14 +73,18 @@ class AllreduceDriver:
         self.store = Store(
             ob.parse(discipline), workers, Leases(samples, 4, 1), log, CostOnlyParameters()
         )
-        self.copies, self.keys = NotedCopies(), CountedKeys()
+        self.copies, self.secrets = NotedCopies(), 0
         self.protocol = AllreduceProtocol(
-            self.store, workers, ServerSettings(PATIENCE), lambda w: "", self.copies, self.keys
+            self.store, workers, ServerSettings(PATIENCE), lambda w: "", self.copies, self.secret
         )
         self.now = 100.0
         self.told = [deque() for _ in range(workers)]
         self.sequence = [-1] * workers
         self.incarnation = [0] * workers
+
+    def secret(self):
+        self.secrets += 1
+        return b"%d" % self.secrets
 
     def say(self, worker, message, contribution=None):
         self.protocol.receive(worker, message, contribution, self.now)
@@ -178,7 +169,7 @@ def test_a_round_is_a_version_when_all_have_applied_it():
     d.add_up(go)
     d.say(0, Applied())
     assert d.store.version == 0
-    assert not d.protocol.quiet
+    assert not d.protocol.settle()
     d.say(1, Applied())
     assert d.store.version == 1
     assert d.copies.looked_at == 0
@@ -195,7 +186,7 @@ def test_nobody_applies_before_all_have_the_mean():
     d.push(1, go[1])
     d.say(0, HasMean(1))
     assert not d.told[0]
-    assert d.protocol.quiet
+    assert d.protocol.settle()
     d.say(1, HasMean(1))
     assert isinstance(d.told[0][0], ApplyMean)
 
@@ -315,7 +306,7 @@ def test_without_one_who_dies_the_others_add_up_again_in_a_new_group():
     start = d.take(0, StartRound)
     assert start.members == [(0, 4), (1, 4)]
     assert (start.attempt, start.group) == (2, 2)
-    assert d.keys.count == 2
+    assert d.secrets == 2
     d.say(0, HasMean(2))
     d.say(1, HasMean(2))
     assert isinstance(d.take(0, ApplyMean), ApplyMean)

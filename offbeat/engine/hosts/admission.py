@@ -24,6 +24,7 @@ from offbeat.transport.handshake import (
     Echoed,
     Enter,
     Entered,
+    Meet,
     NoSuchLink,
     Requests,
     RunEnded,
@@ -109,6 +110,8 @@ class NetworkDoor(Door):
             return Terms(self.settings, self.sketch, time.time())
         if isinstance(request, Echo):
             return Echoed(bytes(max(0, min(request.wanted, LONGEST // 2))))
+        if isinstance(request, Meet):
+            return TurnedAway("a store listens here, and no worker")
         dispatcher = self.dispatcher
         assert dispatcher is not None
         while not dispatcher.lock.acquire(timeout=SHORT):

@@ -27,6 +27,7 @@ from offbeat.transport.handshake import (
     Attach,
     Enter,
     Introduction,
+    Meet,
     Requests,
     length_of,
     packet,
@@ -256,7 +257,7 @@ class Listener:
         if request is None:
             raise Gone("sent garbage")
         wire = candidate.wire
-        if isinstance(request, Enter | Attach):  # it is about to be another thread's
+        if isinstance(request, Enter | Attach | Meet):  # it is about to be another thread's
             self._let_go(candidate)
         answer = self.respond(request, wire)
         if answer is None:

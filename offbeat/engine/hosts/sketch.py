@@ -27,6 +27,7 @@ def sketch_of(config: RunConfig, script: Path | None) -> dict[str, Any]:
         "codec": None if config.codec is None else str(config.codec),
         "pull_codec": None if config.pull_codec is None else str(config.pull_codec),
         "layout": None if config.layout is None else str(config.layout),
+        "via": getattr(config.engine, "via", None),
         "seed": config.seed,
         "nonfinite": config.nonfinite,
         "policies": dict(config.policies),

@@ -10,7 +10,7 @@ from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.engine.bring_up import ReadyRun, bring_up
 from offbeat.engine.hosts.admission import Entrance, NetworkDoor, plain, threads_of_links
 from offbeat.engine.hosts.listener import Security, listen
-from offbeat.engine.hosts.worker import Entering, HostWorker
+from offbeat.engine.hosts.worker import Entering, HostWorker, packing_of
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.launcher import Launcher, run_local
 from offbeat.engine.local.roles import Roles
@@ -20,9 +20,11 @@ from offbeat.engine.result import Run
 from offbeat.engine.script import script_job
 from offbeat.engine.spawn import TESTER
 from offbeat.model.table import total_bytes
+from offbeat.protocol.round import Copies
 from offbeat.protocol.server import ServerSettings
+from offbeat.store.parameters import Parameters
 from offbeat.store.store import Store
-from offbeat.transport.cargo import Packing
+from offbeat.store.worker_held import DistantCopies, DistantParameters, WorkerCopy
 from offbeat.transport.dial import Address, Dialer
 from offbeat.transport.link import StoreGone
 from offbeat.transport.tcp_link import DialedStore
@@ -31,12 +33,14 @@ from offbeat.transport.tcp_port import TcpPort
 # What is said to a store and holds for all its workers.
 FOR_ALL = (
     *("discipline", "codec", "pull_codec", "seed", "layout"),
-    *("overlap", "prefetch", "nonfinite"),
+    *("overlap", "prefetch", "nonfinite", "via"),
 )
 
 
 class HostsRoles(Roles):
     """The parts of a run whose workers are on other hosts."""
+
+    held_by_workers = DistantParameters
 
     def __init__(self, entrance: Entrance, *what: Any):
         super().__init__(*what)
@@ -47,7 +51,7 @@ class HostsRoles(Roles):
     ) -> ServerParts:
         patience = self.local.patience
         final = [*self.shared.tested, self.shared.averages]
-        packing = Packing(self.job.codec, self.job.pull_codec, self.job.sparse)
+        packing = packing_of(self.job, self.meets)
         port = TcpPort(self.shared.slots, store.parameters, final, packing, patience)
         return replace(
             super()._server_parts(store, sharded, relay),
@@ -56,6 +60,10 @@ class HostsRoles(Roles):
             listen=partial(threads_of_links, patience),
             door=NetworkDoor(self.entrance, port, store.log, patience),
         )
+
+    def _copies(self, parameters: Parameters, copies: list[WorkerCopy]) -> Copies:
+        assert isinstance(parameters, DistantParameters)
+        return DistantCopies(parameters, copies, self.shared.plan.updater)
 
     def _settings(self) -> ServerSettings:
         assert isinstance(self.local, Hosts)

@@ -5,6 +5,7 @@ import platform
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +16,9 @@ from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.data.prefetch import Prefetcher, worth_it
 from offbeat.engine.hosts.admission import hash_of, plain
+from offbeat.engine.hosts.members import Members
 from offbeat.engine.hosts.sketch import difference, sketch_of
+from offbeat.engine.local.allreduce import ALLREDUCE, listening
 from offbeat.engine.local.plan import memory_plan
 from offbeat.engine.local.scripts import make_script_worker
 from offbeat.engine.local.shared_memory import SharedMemory
@@ -25,11 +28,12 @@ from offbeat.engine.signals import stopped_by
 from offbeat.errors import ConfigError, RunError
 from offbeat.log.log import Log
 from offbeat.store.parameters import named_tensors
-from offbeat.transport.cargo import Packing
+from offbeat.transport.allreduce_client import DistantAllreduceClient
+from offbeat.transport.cargo import MeetingPacking, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.handshake import AskTerms, Enter, Terms, ask
 from offbeat.transport.link import RunOver, RunStopped, StoreGone
-from offbeat.transport.tcp_link import DialedStore, TcpLink
+from offbeat.transport.tcp_link import DialedStore, MeetingLink, TcpLink
 from offbeat.worker.client import StoreClient, ignore
 from offbeat.worker.worker import Worker
 
@@ -51,6 +55,13 @@ def ask_terms(dialer: Dialer) -> Terms:
     if not isinstance(found, Terms):
         raise ConfigError(f"what answers at {dialer.address} is no store of this version")
     return found
+
+
+def packing_of(job: Job, meets: bool) -> Packing:
+    """What travels between a worker and its store, and how."""
+    if meets:
+        return MeetingPacking()
+    return Packing(job.codec, job.pull_codec, job.sparse)
 
 
 @dataclass(frozen=True)
@@ -82,9 +93,14 @@ class HostWorker:
         plan = dataclasses.replace(memory_plan(job, engine), workers=1, store=False)
         self.memory = SharedMemory(plan)
         self.slot = self.memory.slots[0]
-        packing = Packing(job.codec, job.pull_codec, job.sparse)
-        try:
-            self.link = TcpLink(maker, self.slot, packing, engine.overlap)
+        meets = engine.via == ALLREDUCE
+        packing, make = packing_of(job, meets), self._make
+        self.link: TcpLink
+        try:  # from here on it is known which worker this is
+            if isinstance(packing, MeetingPacking):
+                self.link = MeetingLink(maker, self.slot, packing)
+            else:
+                self.link = TcpLink(maker, self.slot, packing, engine.overlap)
         except BaseException:
             self.memory.arena.close()
             raise
@@ -95,11 +111,22 @@ class HostWorker:
         reader = Prefetcher(job.content.reader) if ahead else None
         announce = ignore if reader is None else reader.announce
         least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
-        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap)
-        client = StoreClient(self.link, settings.centre, engine.overlap, announce=announce)
-        self.process = WorkerProcess(
-            client, self.slot, settings, self._make, reader, self.link.figures
-        )
+        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
+        client: StoreClient
+        if isinstance(self.link, MeetingLink):
+            members = Members(maker.dialer.token, maker.dialer.encrypts, engine.patience)
+            client = meeting = DistantAllreduceClient(
+                self.link, lambda: maker.number, job.make_parameters, members, announce
+            )
+            make = partial(self._met, meeting)
+        else:
+            client = StoreClient(self.link, settings.centre, engine.overlap, announce=announce)
+        self.process = WorkerProcess(client, self.slot, settings, make, reader, self.link.figures)
+
+    def _met(self, client: DistantAllreduceClient, incarnation: int, place: WorkerMemory) -> Worker:
+        """A worker whose gradients go to the others while they are made."""
+        whole = self.job.content.accumulate == 1
+        return listening(self._make(incarnation, place), client, whole)
 
     def _make(self, incarnation: int, place: WorkerMemory) -> Worker:
         # It may come again under another number, when it has been given up meanwhile.
@@ -125,7 +152,7 @@ class HostWorker:
             self.close()
 
     def close(self) -> None:
-        self.link.close()
+        self.process.client.close()
         self.memory.arena.close()
 
 

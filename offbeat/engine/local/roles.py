@@ -1,5 +1,6 @@
 """What each process of a local run does: serve, work, or test."""
 
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import nn
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Local, processes_of
 from offbeat.data.prefetch import Prefetcher, worth_it
+from offbeat.engine.hosts.members import Members
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.allreduce import ALLREDUCE, listening
 from offbeat.engine.local.crash_image import CrashImages
@@ -40,13 +42,14 @@ from offbeat.log.records import Begun, Relaid
 from offbeat.model.evaluation import Evaluator
 from offbeat.model.table import Flat, dealt, under
 from offbeat.protocol.allreduce import AllreduceProtocol, ParametersLost
+from offbeat.protocol.round import Copies
 from offbeat.protocol.server import ServerProtocol, ServerSettings
 from offbeat.store.parameters import Parameters, named_tensors
 from offbeat.store.recovery import last_version
 from offbeat.store.store import Store
 from offbeat.store.worker_held import WorkerCopies, WorkerCopy, WorkerHeldParameters
 from offbeat.transport.allreduce_client import AllreduceClient
-from offbeat.transport.group_keys import KeyFile
+from offbeat.transport.handshake import NUMBER
 from offbeat.transport.memory_link import MemoryLink, MemoryPort, Waiting
 from offbeat.worker.client import StoreClient, ignore
 from offbeat.worker.worker import Worker
@@ -64,6 +67,8 @@ class Beginning:
 
 class Roles:
     """The parts of one run, made before anybody is forked, and what each process does with them."""
+
+    held_by_workers: type[WorkerHeldParameters] = WorkerHeldParameters
 
     def __init__(
         self,
@@ -99,7 +104,7 @@ class Roles:
         if self.meets:
             self.held = dealt(self.shared.plan.tables, 1)
         # Workers are made of it, and the server's own store has the same numbers and board.
-        kind = WorkerHeldParameters if self.meets else Parameters
+        kind = self.held_by_workers if self.meets else Parameters
         self.store = self._store(self._parameters(self.flats, None, kind), Log(), None)
         self.keep = MemoryCheckpoint(self.shared, len(self.held))
         self.images: CrashImages | None = None
@@ -235,10 +240,15 @@ class Roles:
 
         if not self.meets:
             return ServerProtocol(store, self.workers, settings, why)
-        assert isinstance(store.parameters, WorkerHeldParameters)
         copies = [WorkerCopy(s.incoming[0], s.rule_state, s.updater) for s in self.shared.slots]
-        of_workers = WorkerCopies(store.parameters, copies, self.shared.plan.updater)
-        return AllreduceProtocol(store, self.workers, settings, why, of_workers, KeyFile())
+        found = self._copies(store.parameters, copies)
+        new_secret = partial(secrets.token_bytes, NUMBER)
+        return AllreduceProtocol(store, self.workers, settings, why, found, new_secret)
+
+    def _copies(self, parameters: Parameters, copies: list[WorkerCopy]) -> Copies:
+        """What the workers hold, as the server sees it."""
+        assert isinstance(parameters, WorkerHeldParameters)
+        return WorkerCopies(parameters, copies, self.shared.plan.updater)
 
     def _sharded(self, orders: socket.socket, saved: Any) -> ShardedParameters:
         """Fork the other processes of the store; they load their numbers meanwhile."""
@@ -313,8 +323,9 @@ class Roles:
             return WorkerProcess(client, slot, settings, build, reader)
         # Others read what was averaged last while the next is under way.
         link = MemoryLink(wire, slot, Waiting(), Flat(slot.updater.table))
-        make_parameters, seconds = self.job.make_parameters, 4 * local.patience
-        meeting = AllreduceClient(link, number, make_parameters, seconds, announce)
+        members = Members(bytes(self.shared.token), False, local.patience)
+        make_parameters = self.job.make_parameters
+        meeting = AllreduceClient(link, lambda: number, make_parameters, members, announce)
         return WorkerProcess(meeting, slot, settings, partial(self._met, meeting, build), reader)
 
     def _split_process(

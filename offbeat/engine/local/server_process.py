@@ -180,7 +180,7 @@ class ServerProcess:
         self.dispatcher.lock.acquire()  # held from now on, except while waiting
         self.door.open(self.dispatcher)
         self.shared.server.about = WORKING
-        while not self.store.finished and not (self._stopping and self.protocol.quiet):
+        while not self._trained():
             self._turn()
             self._tend()
         self.training = False
@@ -211,6 +211,10 @@ class ServerProcess:
         )
         self.outbox.finish()
 
+    def _trained(self) -> bool:
+        over = self.store.finished or self._stopping
+        return over and self.dispatcher.server.settle()
+
     @property
     def _stopping(self) -> bool:
         """Whether the launcher, or a script, wants the run to stop before its end."""
@@ -232,7 +236,7 @@ class ServerProcess:
 
     def _tend(self) -> None:
         """Test and save what is due."""
-        if self.protocol.quiet:
+        if (self._test_due() or self._save_due()) and self.dispatcher.server.settle():
             self._test_if_due()
             if self._save_due():
                 self.dispatcher.answer()
@@ -258,8 +262,11 @@ class ServerProcess:
 
     # ------------------------------------------------------------ tests
 
+    def _test_due(self) -> bool:
+        return self.testing is None and self.tester is not None and self.due.test()
+
     def _test_if_due(self) -> None:
-        if self.testing is None and self.tester is not None and self.due.test():
+        if self._test_due():
             self.dispatcher.answer()
             self._test()
 

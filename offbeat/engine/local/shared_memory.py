@@ -1,5 +1,6 @@
 """What the processes of a local run share: board, parameters, and a slot for each worker."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from offbeat.model.table import Flat, Table
 from offbeat.split.wait_notes import FIELDS, WaitNotes
 from offbeat.store.board import Cells, Row, new_board
 from offbeat.store.slot import RuleState, Slot
+from offbeat.transport.handshake import NUMBER
 from offbeat.transport.memory import Arena, pages
 
 
@@ -52,7 +54,7 @@ class MemoryPlan:
         each += pages(self.statistics.nbytes) + pages(self.updater.nbytes)
         each += pages(self.rule.nbytes) + pages(len(self.rule))
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
-        small += pages(self.workers * 8) + 2 * pages(SIGN * 8)
+        small += pages(self.workers * 8) + pages(NUMBER) + 2 * pages(SIGN * 8)
         small += pages(self.workers * self.processes * FIELDS * 8)
         return small + 2 * self.store * whole + pages(self.statistics.nbytes) + self.workers * each
 
@@ -72,6 +74,9 @@ class SharedMemory:
         if file is None:
             cores[:] = NOWHERE
         self.cpu = PlacedCpu(cores)
+        self.token = self.arena.take(NUMBER).numpy()  # that workers who meet prove to each other
+        if file is None:
+            self.token[:] = np.frombuffer(secrets.token_bytes(NUMBER), np.uint8)
         self.server, self.tester = Heartbeat(self._numbers(SIGN)), Heartbeat(self._numbers(SIGN))
         wait_notes = self._numbers(plan.workers * plan.processes * FIELDS)
         self.wait_notes = [WaitNotes(mine) for mine in wait_notes.reshape(plan.workers, -1, FIELDS)]
