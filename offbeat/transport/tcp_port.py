@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from offbeat.errors import OffbeatError
 from offbeat.model.table import Flat
 from offbeat.protocol.messages import (
     Go,
@@ -213,7 +214,7 @@ class WorkerLink:
     def _unpack(self, push: Push) -> None:
         try:
             self.cargo.unpack(push)
-        except (RuntimeError, IndexError, ValueError) as error:  # what PyTorch says of nonsense
+        except (OffbeatError, RuntimeError, IndexError) as error:  # what is said of nonsense
             raise Misbehaved(f"a payload that cannot be unpacked: {error}") from error
 
     def _send(self) -> None:

@@ -25,6 +25,9 @@ from offbeat.protocol.messages import (
     Push,
     Rejoin,
     Rest,
+    Seen,
+    Show,
+    Shown,
     StartRound,
     Wake,
     Welcome,
@@ -540,3 +543,199 @@ def test_a_group_that_never_adds_up_ends_the_run():
         d.say(0, GroupFailed(group, "no route"))
     with pytest.raises(RunError, match=r"cannot add up, after 11 attempts \(no route\)"):
         d.say(0, GroupFailed(ATTEMPTS + 3, "no route"))
+
+
+# ---------------------------------------------------------------- workers on other hosts
+
+
+class DistantNotes(NotedCopies):
+    """Copies that a worker has to show; the store begins with one of its own."""
+
+    distant = True
+
+    def __init__(self):
+        super().__init__()
+        self.shown, self.hash = [], None
+
+    def look_at(self, worker):
+        self.here = False
+
+    def looks_at(self, worker):
+        return not self.here
+
+    def take_over(self):
+        return False
+
+    def take(self, worker):
+        self.here = True
+        self.shown.append(worker)
+
+    def told(self, hash):
+        self.hash = hash
+
+
+def distant(workers=2, **what):
+    d = AllreduceDriver(workers, **what)
+    d.copies = d.protocol.copies = DistantNotes()
+    return d
+
+
+def applied(d, go, hash="12"):
+    """A whole round; returns the next turns."""
+    d.add_up(go)
+    for worker in go:
+        d.say(worker, Applied(hash))
+    return {worker: d.take(worker, Go) for worker in go}
+
+
+def test_what_is_to_be_tested_is_asked_of_one_that_holds_it():
+    d = distant()
+    go = d.begin()
+    assert d.protocol.settle()  # the store began it
+    applied(d, go)
+    assert not d.protocol.settle()
+    assert not d.protocol.settle()  # and nobody is asked twice
+    d.go_on()
+    assert d.take(0, Show).version == 1
+    assert not d.told[1]
+    d.say(0, Shown(1))
+    d.take(0, Seen)
+    assert d.copies.shown == [0]
+    assert d.protocol.settle()
+
+
+def test_what_is_about_to_be_shown_does_not_change():
+    """Nor is a copy of it out of date as soon as it has come: it can be looked at meanwhile."""
+    d = distant()
+    go = applied(d, d.begin())
+    assert not d.protocol.settle()
+    d.go_on()
+    for worker, found in go.items():
+        d.push(worker, found)
+    d.take(0, Show)
+    for worker in go:
+        d.say(worker, HasMean(go[0].start.attempt))
+    assert not d.told[1]
+    d.say(0, Shown(1))
+    d.take(0, Seen)
+    assert all(isinstance(d.take(worker, ApplyMean), ApplyMean) for worker in go)
+    assert d.protocol.settle()
+    d.say(0, Applied("34"))
+    assert d.protocol.settle()
+    d.say(1, Applied("34"))
+    assert not d.protocol.settle()
+
+
+def test_what_is_shown_too_late_is_not_taken():
+    d = distant()
+    go = applied(d, d.begin())
+    applied(d, go)
+    d.say(1, Shown(1))
+    d.take(1, Seen)
+    assert d.copies.shown == []
+    d.say(1, Shown(2))
+    assert d.copies.shown == [1]
+
+
+def test_when_one_that_was_asked_dies_another_is_asked():
+    d = distant(3, samples=200)
+    go = applied(d, d.begin())
+    assert not d.protocol.settle()
+    d.go_on()
+    d.take(0, Show)
+    for worker, found in go.items():
+        d.push(worker, found)
+    d.die(0)
+    assert not d.protocol.settle()
+    d.go_on()
+    assert [type(m) for m in d.told[1]] == [StartRound, Show]
+    d.say(1, Shown(1))
+    assert d.protocol.settle()
+
+
+def test_one_that_is_asked_and_silent_is_given_up():
+    d = distant()
+    applied(d, d.begin())
+    assert not d.protocol.settle()
+    d.go_on()
+    d.take(0, Show)
+    d.now += PATIENCE / 2
+    d.say(1, Pong())
+    d.now += PATIENCE / 2
+    d.look()
+    assert [lost.worker for lost in d.records.of(Lost)] == [0]
+
+
+def test_one_that_joins_gets_what_another_has_shown():
+    d = distant(3, samples=200)
+    go = applied(d, d.begin())
+    d.join(2)  # its earlier process is lost with that
+    for worker in (0, 1):
+        d.take(worker, StartRound)
+        d.push(worker, go[worker])
+    for worker in (0, 1):
+        d.say(worker, HasMean(d.protocol.attempt))
+    for worker in (0, 1):
+        d.take(worker, ApplyMean)
+        d.say(worker, Applied("56"))
+    d.welcomed(2)
+    assert d.take(0, Show).version == 2
+    assert not d.told[2]
+    d.say(0, Shown(2))
+    d.take(0, Seen)
+    turns = {worker: d.take(worker, Go) for worker in range(3)}
+    assert [turns[worker].fresh for worker in range(3)] == [False, False, True]
+
+
+def test_without_anybody_who_holds_it_everything_is_lost():
+    d = distant()
+    applied(d, d.begin())
+    d.die(0)
+    with pytest.raises(ParametersLost):
+        d.die(1)
+
+
+def test_what_has_been_shown_outlives_its_worker():
+    d = distant()
+    applied(d, d.begin())
+    d.say(0, Shown(1))
+    d.die(0)
+    d.die(1)
+    assert d.protocol.settle()
+
+
+def test_the_hash_of_a_version_is_said_by_those_who_hold_it():
+    d = distant()
+    go = d.begin()
+    assert all(order.hashed for order in d.add_up(go).values())
+    d.say(0, Applied("ab"))
+    assert d.copies.hash is None
+    d.say(1, Applied("ab"))
+    assert d.copies.hash == "ab"
+
+
+def test_workers_that_hold_different_parameters_end_the_run():
+    d = distant()
+    d.add_up(d.begin())
+    d.say(0, Applied("ab"))
+    with pytest.raises(RunError, match="workers 0 and 1 hold different parameters at version 1"):
+        d.say(1, Applied("cd"))
+
+
+def test_one_that_the_others_cannot_reach_ends_the_run():
+    """One that is dead has been given up by then, and what is reached in between counts."""
+    d = distant(3)
+    go = d.begin()
+    for worker in range(3):
+        d.push(worker, go[worker])
+
+    def failed():
+        d.say(1, GroupFailed(d.protocol.group, "worker 1 cannot reach worker 0", 0))
+
+    failed()
+    failed()
+    d.say(1, HasMean(d.protocol.attempt))
+    failed()
+    failed()
+    with pytest.raises(RunError, match="reach worker 0, and via='allreduce' needs workers that"):
+        failed()

@@ -1,5 +1,6 @@
 """A store behind a TCP port in this process, and workers' links to it over loopback."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from tests.contract.common import Records, asked, optimizer_for, problem
 
 TOKEN = b"a token of these tests"
 SKETCH: dict[str, Any] = {"model": ["w"], "samples": 24}
-LONG = 20.0
+LONG = 10.0
 
 
 class TcpStore:
@@ -60,6 +61,7 @@ class TcpStore:
         self.door.open(self.dispatcher)
         self.made: list[tuple[TcpLink, SharedMemory]] = []
         self.seen: set[WorkerLink] = set()
+        self.wires: list[socket.socket] = []  # that a test has opened
 
     @property
     def lock(self) -> threading.Lock:
@@ -116,6 +118,8 @@ class TcpStore:
         self.port.send(due)
 
     def close(self) -> None:
+        for wire in self.wires:
+            wire.close()
         for link, memory in self.made:
             link.close()
             memory.arena.close()

@@ -269,6 +269,7 @@ def test_a_member_that_vanishes_in_the_middle_fails_the_others(circle):
         HEADER.pack(2, 11),
         b"GET / HTTP/1.1\r\n\r\n",
     ],
+    ids=["2^62 bytes", "another exchange", "a byte less", "garbage"],
 )
 def test_what_is_not_expected_is_refused_before_anything_is_taken(circle, said):
     with false_member(circle) as wire:
