@@ -111,6 +111,8 @@ class Incoming:
             count = way.take(self.wanted[0])
             if count < len(self.wanted[0]):
                 self.wanted[0] = self.wanted[0][count:]
+                if way.lost:
+                    raise ConnectionLost(way.index)
                 return False
             self.wanted.popleft()
             if not self.begun:

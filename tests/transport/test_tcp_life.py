@@ -1,6 +1,7 @@
 """When bytes over TCP are a sign of life: as they come, and not when somebody looks."""
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -71,14 +72,19 @@ def test_a_store_that_is_out_of_reach_is_dialed_anew_before_the_system_gives_up(
         now[0] += seconds
         raise TimeoutError
 
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
+    class Never(threading.Event):
+        """Nobody stops it, and the time passes."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += timeout or 0.0
+            return False
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(tcp_link, "time", clock)
     request = Enter(b"", 0, -1, False, False, b"", "", "", 0.0)
-    store = DialedStore(Dialer(Address("127.0.0.1", 1), b"t" * 32), request, 8 * PATIENCE)
+    dialer = Dialer(Address("127.0.0.1", 1), b"t" * 32)
+    store = DialedStore(dialer, request, 8 * PATIENCE, stopped=Never())
     with pytest.raises(StoreGone):
         store.mend(b"link", 0, 0)
     assert [seconds / PATIENCE for seconds in tried] == [1, 2, 4, 8, 8, 8]
