@@ -1,9 +1,7 @@
 """Random faults over TCP: kills, cuts, slow wires and torn connections, chosen by a seed."""
 
 import random
-import shutil
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -139,7 +137,7 @@ class Chaos:
         host.heal()
 
 
-def struck(seed: int, name: str, blows: int) -> list[str]:
+def struck(seed: int, name: str, folder: Path) -> list[str]:
     """A run of which everything else is chosen by `seed` too; what was done to it."""
     rng = random.Random(seed)
     codec, pull = rng.choice(CODECS), rng.choice([None, "int8"])
@@ -151,7 +149,6 @@ def struck(seed: int, name: str, blows: int) -> list[str]:
     options += ["--pull-codec", pull] if pull is not None else []
     options += ["--checkpoint-every", "20"] if rng.random() < 0.5 else []
     safe = [] if rng.random() < 0.3 else ["--no-tls"]
-    folder = Path(tempfile.mkdtemp())
     dealt: list[str] = []
     try:
         with site(folder, WORKERS, epochs=EPOCHS) as here:
@@ -165,19 +162,18 @@ def struck(seed: int, name: str, blows: int) -> list[str]:
             chaos = Chaos(here, rng, work)
             dealt = chaos.dealt
             here.begin(*options, plain=bool(safe))
-            for _ in range(blows):
+            for _ in range(BLOWS):
                 chaos.strike()
             here.ends_right()
     except BaseException as error:
         error.add_note(f"{name}, seed {seed}, {options}, {dealt}; look into {folder}")
         raise
-    shutil.rmtree(folder)  # kept when something has failed
     return dealt
 
 
 @pytest.mark.parametrize(("name", "seed"), [("bsp", 1), ("asp", 2)], ids=str)
-def test_some_faults(name, seed):
-    assert len(struck(seed, name, BLOWS)) == BLOWS
+def test_some_faults(name, seed, tmp_path):
+    assert len(struck(seed, name, tmp_path)) == BLOWS
 
 
 # Two hundred in all.
@@ -186,6 +182,6 @@ SEEDS = range(100, 120)
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_hundred_faults(seed):
+def test_two_hundred_faults(seed, tmp_path):
     assert len(SEEDS) * BLOWS == 200
-    assert len(struck(seed, NAMES[seed % len(NAMES)], BLOWS)) == BLOWS
+    assert len(struck(seed, NAMES[seed % len(NAMES)], tmp_path)) == BLOWS

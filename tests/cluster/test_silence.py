@@ -2,7 +2,7 @@
 
 import pytest
 
-from offbeat.log.records import Refused
+from offbeat.log.records import Admitted, Refused
 from tests.cluster.common import joins, lost, of, sent, site
 from tests.contract.common import named
 
@@ -46,9 +46,12 @@ def test_a_host_is_cut_off(name, tmp_path):
         assert len(lost(records, worker)) == 1
         assert {other for other in range(WORKERS) if len(joins(records, other)) > 1} == {worker}
         assert all(refused.incarnation == 1 for refused in of(records, Refused, worker))
+        given_up = records.index(lost(records, worker)[0])
+        waits = {admitted.sequence for admitted in of(records[:given_up], Admitted, worker)}
+        later = [part for part in sent(records[given_up:]) if part.worker == worker]
+        assert {part.sequence for part in later if part.incarnation == 1} <= waits
 
         # While it was silent nobody waited who has not to.
-        given_up = records.index(lost(records, worker)[0])
         silent = 1 + max(
             index
             for index, record in enumerate(records[:given_up])
