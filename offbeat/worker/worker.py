@@ -104,9 +104,12 @@ class CostOnlyWorker(Worker):
         self.size = nbytes
 
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
-        self.catch_up()
+        if self.todo:
+            self.catch_up()
         leases, self.done = self.done, []
-        samples = sum([stop - start for _, start, stop in leases])
+        samples = 0
+        for _, start, stop in leases:
+            samples += stop - start
         part = Part(
             self.number, self.incarnation, sequence, self.based_on, leases, samples,
             bytes=self.size, compute=timing.compute, wait=timing.wait,
