@@ -142,7 +142,7 @@ class NumberWorker(Worker):
     def catch_up(self) -> list[Lease]:
         computed = super().catch_up()
         for lease in computed:
-            self._lost_nothing(self.sender.step(lease), lease)
+            self._check_loss(self.sender.step(lease), lease)
         return computed
 
     def finish(self, lease: Lease, loss: float | None) -> None:
@@ -151,9 +151,9 @@ class NumberWorker(Worker):
         self.sender.finish()
         self.done.append(lease)
         self.computed_on = self.base
-        self._lost_nothing(loss, lease)
+        self._check_loss(loss, lease)
 
-    def _lost_nothing(self, loss: float | None, lease: Lease) -> None:
+    def _check_loss(self, loss: float | None, lease: Lease) -> None:
         if loss is not None and not math.isfinite(loss) and not self.skip_nonfinite:
             raise self._not_finite(f"the loss is {loss}", lease)
         self.losses.append(loss)
@@ -258,7 +258,7 @@ class StreamWorker(NumberWorker):
 
     def ready(self, lease: Lease, loss: float | None, base: int) -> None:
         """The next contribution is the gradient of `lease`, which the sender has."""
-        self._lost_nothing(loss, lease)
+        self._check_loss(loss, lease)
         self.done, self.begun_on = [lease], base
 
     def catch_up(self) -> list[Lease]:
