@@ -28,8 +28,7 @@ from offbeat.compare import (
     compare,
 )
 from offbeat.compare import display as display_module
-from offbeat.compare.display import Display
-from offbeat.compare.estimate import Estimate, in_words
+from offbeat.compare.display import Display, Estimate, in_words
 from offbeat.compare.place import ComparisonFolder
 from offbeat.compare.results import results_table
 from offbeat.compare.spell import read_devices, read_disciplines, read_rates
