@@ -21,8 +21,8 @@ from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
 from offbeat.log.log import Listener
+from offbeat.model.checks import Trained
 from offbeat.model.table import Placement
-from offbeat.model.trained_parameters import Trained
 from offbeat.rules.constraint import Constraint
 from offbeat.rules.schedule import Schedule, Shown
 from offbeat.rules.updater import Clip

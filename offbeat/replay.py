@@ -131,8 +131,7 @@ def follow(
     job.content.model.load_state_dict(initial)
     job.content.shared.begin()
     start = place.start_file
-    replayer = _Replayer(job, every, place.checked(start) if start.exists() else start)
-    replayer.make = make
+    replayer = _Replayer(job, every, place.checked(start) if start.exists() else start, make)
     if config.get("overlap") is True:
         replayer.overlap()
     found = replayer.run(place)
@@ -166,8 +165,8 @@ class _Differs(Exception):
 class _Replayer:
     """A store and workers that do what the log says, when it says so."""
 
-    def __init__(self, job: Job, every: int, start: Path):
-        self.job, self.every = job, every
+    def __init__(self, job: Job, every: int, start: Path, make: Make | None):
+        self.job, self.every, self.make = job, every, make
         self.store = job.make_store(Log())
         self.parameters = self.store.parameters
         if start.exists():
@@ -177,7 +176,6 @@ class _Replayer:
         self.waiting: dict[tuple[int, int, int], Contribution] = {}
         self.sequence: dict[int, int] = {}  # of each worker's last contribution
         self.resting: set[int] = set()
-        self.make: Make | None = None
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
 

@@ -1,6 +1,7 @@
 """A part gets what it needs when it is made: nobody hangs a callback into another's attributes."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +16,25 @@ def own(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls", "ctx")  # autograd's own
 
 
+def names_of_callables(trees: list[ast.AST]) -> set[str]:
+    """What types of things to be called are named: `Make = Callable[...]`."""
+    found = {"Callable"}
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Callable["):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
 def callable_attributes(trees: list[ast.AST]) -> set[str]:
     """Attributes that are declared to hold something to be called, and nothing else anywhere."""
     held, others = set(), set()
+    named = names_of_callables(trees)
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute | ast.Name):
             target = node.target
             name = target.attr if isinstance(target, ast.Attribute) else target.id
-            (held if "Callable" in ast.unparse(node.annotation) else others).add(name)
+            words = set(re.findall(r"\w+", ast.unparse(node.annotation)))
+            (held if words & named else others).add(name)
     return held - others
 
 
@@ -42,7 +54,7 @@ def called_back(value: ast.expr, defined: set[str]) -> bool:
     if isinstance(value, ast.Lambda):
         return True
     if isinstance(value, ast.Call):
-        return ast.unparse(value.func).split(".")[-1] == "partial"
+        return ast.unparse(value.func).split(".")[-1] in ("partial", "MethodType")
     if isinstance(value, ast.Attribute):
         return own(value.value) and value.attr in defined
     return isinstance(value, ast.Name) and value.id in defined
@@ -84,10 +96,16 @@ def test_no_callback_is_hung_into_another_object(path: Path) -> None:
         "from functools import partial\na.b = partial(print, 1)\n",
         "class A:\n    def m(self): ...\n    def n(self, o): o.heard = self.m\n",
         "a.x, a.give = 1, spread.give\n",
+        "from types import MethodType\nrule.step = MethodType(nothing, rule)\n",
     ],
 )
 def test_callbacks_that_are_hung_in_are_seen(source: str) -> None:
     assert list(hung_in(source, {"give", "silent"}))
+
+
+def test_types_of_callables_have_names() -> None:
+    source = "Make = Callable[[], int]\nclass A:\n    make: Make | None = None\n    size: int = 0\n"
+    assert callable_attributes([ast.parse(source)]) == {"make"}
 
 
 @pytest.mark.parametrize(

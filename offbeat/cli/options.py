@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from offbeat import track
 from offbeat.config.run_config import NAMES, USUAL
 from offbeat.discipline.named import parse
 from offbeat.engine.sim.cluster import Cluster as SimulatedCluster
 from offbeat.errors import ConfigError
+from offbeat.log.log import Listener
 
 TASK, TRAINING, FOLDER, COST = "Task", "Workers and training", "Run folder", "Cost-only"
 
@@ -209,3 +211,13 @@ GridOut = Annotated[
     Path | None,
     _in(FOLDER, "Where cells and results are kept; else runs/compare-TASK.", metavar="DIR"),
 ]
+
+
+def trackers(tensorboard: Path | None, csv: Path | None) -> list[Listener]:
+    """Whoever is to follow the run besides the display."""
+    found: list[Listener] = []
+    if tensorboard is not None:
+        found.append(track.TensorBoard(tensorboard))
+    if csv is not None:
+        found.append(track.CSV(csv))
+    return found

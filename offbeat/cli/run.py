@@ -9,11 +9,10 @@ import torch
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.options import Engine, Via
+from offbeat.cli.options import Engine, Via, trackers
 from offbeat.cli.output import print_json
 from offbeat.cli.playing import blamed, play
 from offbeat.cli.replay import show as show_replay
-from offbeat.cli.trackers import trackers
 from offbeat.config.checks import at_least
 from offbeat.config.run_config import USUAL
 from offbeat.config.units import emulated

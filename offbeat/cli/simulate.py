@@ -8,10 +8,9 @@ from typing import Any
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.options import Nonfinite
+from offbeat.cli.options import Nonfinite, trackers
 from offbeat.cli.output import fail, print_json, stop_code
 from offbeat.cli.source import check_folder, optimizer_for, source
-from offbeat.cli.trackers import trackers
 from offbeat.engine.result import Run
 from offbeat.engine.sim.cost import estimate
 from offbeat.errors import ConfigError

@@ -8,9 +8,9 @@ import torch
 import typer
 
 from offbeat.cli import network, options
+from offbeat.cli.options import trackers
 from offbeat.cli.playing import play
 from offbeat.cli.run import show
-from offbeat.cli.trackers import trackers
 from offbeat.config.checks import at_least
 from offbeat.config.run_config import USUAL
 from offbeat.engine.hosts.listener import Security, listen

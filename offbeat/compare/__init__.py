@@ -3,17 +3,16 @@
 - `spell`: lists of disciplines, devices and rates as text
 - `plan`, `speeds`: which cells there are, and how fast their workers are
 - `place`: the folder, which cells it holds, and whether they belong to this plan
-- `source`, `watch`: where tasks come from, and who is told how it goes
-- `runner`: running what is missing, and the grid that comes of it
+- `source`: where tasks come from
+- `runner`: running what is missing, the grid that comes of it, and who is told how it goes
 - `results`: the figures as JSON and CSV
-- `estimate`, `display`: how long it will take, and showing that while it goes
+- `display`: how it goes, and how long it will take
 """
 
 from offbeat.compare.plan import ComparisonPlan, Point
-from offbeat.compare.runner import Comparison, compare
+from offbeat.compare.runner import Comparison, Watcher, compare
 from offbeat.compare.source import Source
 from offbeat.compare.speeds import RealSpeeds, Simulated
-from offbeat.compare.watch import Watcher
 
 __all__ = [
     "Comparison",

@@ -9,7 +9,6 @@ from offbeat.compare.place import ComparisonFolder
 from offbeat.compare.plan import ComparisonPlan, Point
 from offbeat.compare.results import write_results
 from offbeat.compare.source import Given, Source
-from offbeat.compare.watch import Watcher
 from offbeat.config.describe import describe_optimizer
 from offbeat.config.task import Task
 from offbeat.discipline.named import parse
@@ -20,8 +19,22 @@ from offbeat.model.shared_model import untouched
 from offbeat.report.digest import digest
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.score import ACCURACY, LOSS, Judged, read_target, scored_by
+from offbeat.report.summary import Summary
 from offbeat.split.plan.explain import check
 from offbeat.train import train
+
+
+class Watcher(Listener):
+    """A listener of every run that also hears of cells; a progress display is one."""
+
+    def planned(self, work: Mapping[Point, float], kept: int) -> None:
+        """Cells to run, with their expected relative cost; `kept` others are there already."""
+
+    def starts(self, point: Point) -> None:
+        """A cell is run now."""
+
+    def ends(self, point: Point, summary: Summary | None, failed: str = "") -> None:
+        """What came of it: a summary, or why it failed."""
 
 
 @dataclass(frozen=True)

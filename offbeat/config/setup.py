@@ -1,5 +1,6 @@
 """From what a user asks for to a job: all that can be checked before a run is checked here."""
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -8,13 +9,11 @@ from torch import nn
 
 from offbeat import codec as codecs
 from offbeat.codec import Codec
-from offbeat.config import last_batch as last
 from offbeat.config.checks import at_least
 from offbeat.config.describe import numerics_of
 from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
-from offbeat.config.schedule_length import check_length
-from offbeat.config.trial import try_batch
+from offbeat.config.trial import check_last_batch, try_batch
 from offbeat.data.reader import Reader
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import as_discipline
@@ -27,7 +26,7 @@ from offbeat.rules.constraint import constraints_of, refuse_rows
 from offbeat.rules.updater import Group, Recipe, groups_of, rule_factory
 from offbeat.split import one_process as turns
 from offbeat.split.plan.cut import Cut
-from offbeat.split.plan.resolve import Around, settle
+from offbeat.split.plan.resolve import RunAround, resolve
 from offbeat.split.tree import batch_size, head, tensors
 
 _HASHED = 128 << 10  # bytes to hash for each update
@@ -72,8 +71,8 @@ def make_job(config: RunConfig) -> Job:
     )
     _check_constraints(job)
     job.check()
-    check_length(job)
-    last.check(job, config.loss)
+    _check_length(job)
+    check_last_batch(job, config.loss)
     return job
 
 
@@ -99,7 +98,7 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
     if config.layout is None:
         return None
     clip, size, model = config.clip, config.batch_size, config.model
-    around = Around(
+    around = RunAround(
         as_discipline(config.discipline),
         size,
         config.accumulate,
@@ -112,7 +111,7 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
     inputs = partial(_inputs, reader, size)
     if config.loss is None:
         inputs = partial(_guessed, reader, size, model)
-    cut = settle(config.layout, model, around, inputs)
+    cut = resolve(config.layout, model, around, inputs)
     if cut.shards is not None:
         sample = inputs()
         turns.check(cut, model, head(sample, -(-batch_size(sample) // cut.layout.pieces)))
@@ -227,3 +226,33 @@ def _pull_codec(config: RunConfig, discipline: Discipline) -> Codec | None:
 def _codec(value: Codec | str | None) -> Codec | None:
     codec = codecs.parse(value) if isinstance(value, str) else value
     return None if isinstance(codec, codecs.Plain) else codec
+
+
+def _check_length(job: Job) -> None:
+    """Say before the run if a schedule of fixed length will not last, or will not be over."""
+    recipe = job.content.local_rule or job.content.store_rule  # the user's own
+    if recipe.schedule is None:
+        return
+    own = dict(job.content.model.named_parameters())
+    groups = [{**told, "params": [own[name] for name in names]} for names, told in recipe.groups]
+    rule = recipe.factory(groups)
+    length = getattr(recipe.schedule.factory(rule), "total_steps", None)
+    per = recipe.schedule.per
+    expected = job.epochs if per == "epoch" else _expected_versions(job)
+    if isinstance(length, int) and not expected <= length <= expected * 5 / 4 + job.workers:
+        about = expected if per == "epoch" else f"about {expected}"
+        what = "its last rate holds from there on" if length < expected else "it will not be over"
+        warnings.warn(
+            f"the schedule has {length} steps and this run {about} {per}s, so {what}: pass "
+            f"total_steps={expected} to last as long as the run",
+            stacklevel=2,
+        )
+
+
+def _expected_versions(job: Job) -> int:
+    """About how many updates a run makes, if nobody is lost."""
+    filled = job.discipline.for_workers(job.workers)
+    together, steps = filled.gather.together(job.workers), filled.send.local_steps
+    rest = 0 if job.drop_last else job.batch_size - 1
+    leases = job.epochs * ((job.samples + rest) // job.batch_size)
+    return -(-leases // (together * steps))

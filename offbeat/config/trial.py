@@ -5,11 +5,14 @@ import os
 import warnings
 from contextlib import redirect_stdout
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
+from offbeat.config.job import Job, Training
+from offbeat.data.lease import Lease
 from offbeat.data.prefetch import cannot_draw
 from offbeat.data.reader import Reader
 from offbeat.engine.local.process import fork, startable
@@ -18,9 +21,12 @@ from offbeat.engine.spawn import where
 from offbeat.errors import ConfigError, RunError
 from offbeat.model.checks import made_of_torch
 from offbeat.model.copies import same_chance
-from offbeat.model.objective import Found, Loss, tried
+from offbeat.model.copies import tried as copied
+from offbeat.model.objective import BatchLoss, Found, Loss, tried
 from offbeat.model.table import total_bytes
+from offbeat.split.part import pieces_of
 
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 LARGE = 1 << 24  # bytes of a model whose trial may need more memory than there is
 
 
@@ -83,3 +89,51 @@ def _tell(telling: int, model: nn.Module, reader: Reader, loss: Loss, batch_size
         warnings.simplefilter("ignore")
         found = tried(model, reader, loss, batch_size)
     os.write(telling, msgspec.json.encode(found))
+
+
+# ---------------------------------------------------------------- the last batch of an epoch
+
+
+def check_last_batch(job: Job, loss: Loss | None) -> None:
+    """Refuse a run in which the last batch of an epoch has one sample and batch norm refuses it.
+
+    A script computes its loss itself: there the model is tried on the first of what a batch has.
+    """
+    numbers = job.content
+    rest = job.samples % job.batch_size
+    if not rest or _smallest(numbers, rest) > 1:
+        return
+    if not any(isinstance(m, NORMS) and m.training for m in numbers.model.modules()):
+        return
+    first = Lease(0, 0, 1)
+    with copied(numbers.model) as model, torch.no_grad():
+        numbers.reader.reseed(first)
+        error = _error(model, numbers.reader.read(first), loss)
+    if error is not None:
+        what = "" if rest == 1 else f" {rest} samples, of which one is computed alone,"
+        what = what or " one sample,"
+        raise ConfigError(
+            f"the last batch of every epoch has{what} and the model's batch norm refuses that "
+            f"({error}): write drop_last=True to leave such samples out, or another batch_size"
+        )
+
+
+def _smallest(numbers: Training, samples: int) -> int:
+    """Of the pieces in which a batch of so many samples is computed."""
+    if numbers.cut is not None:
+        return min(stop - start for start, stop in pieces_of(samples, numbers.cut.layout.pieces))
+    size = -(-samples // numbers.accumulate)
+    return samples % size or size
+
+
+def _error(model: nn.Module, batch: Any, loss: Loss | None) -> Exception | None:
+    try:
+        if isinstance(loss, BatchLoss):
+            loss.fn(model, batch)
+        elif isinstance(batch, tuple | list) and batch:
+            model(batch[0])
+    except ValueError as error:  # as batch norm does; whatever else a script's model takes
+        return error
+    except Exception:
+        return None
+    return None

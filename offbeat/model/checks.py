@@ -1,4 +1,4 @@
-"""Which models and losses are refused before the first step, because they would come back wrong."""
+"""Which models and losses are refused, because they would come back wrong or change in a run."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -160,3 +160,38 @@ def check_strangers(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
                 "parameter of the model and pass loss=ob.BatchLoss(fn) with fn(model, batch), or "
                 "freeze it with requires_grad_(False)"
             )
+
+
+class Trained:
+    """The parameters of a model when its run began, and which of them were trainable."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.names = dict(model.named_parameters())
+        self.each = list(self.names.values())
+        self.frozen = [name for name, p in self.names.items() if not p.requires_grad]
+
+    def check(self) -> None:
+        """Refuse parameters that the run does not know; cheap enough for every step."""
+        now = list(self.model.parameters())
+        same = len(now) == len(self.each)
+        if not same or any(a is not b for a, b in zip(now, self.each, strict=True)):
+            self._refuse_others()
+        for name in self.frozen:
+            if self.names[name].requires_grad:
+                raise ConfigError(
+                    f"parameter {name!r} was frozen when the run began and requires a gradient "
+                    "now, but the run trains what was trainable at run.batches(...): unfreeze it "
+                    "before that; to let it rest at first, give it a group with a schedule of its "
+                    "own, or set its gradient to None until then"
+                )
+
+    def _refuse_others(self) -> None:
+        now = dict(self.model.named_parameters())
+        new = [name for name, p in now.items() if self.names.get(name) is not p]
+        gone = [name for name in self.names if name not in now]
+        what = f"{new[0]!r} is new" if new else f"{gone[0]!r} is gone"
+        raise ConfigError(
+            f"the model has other parameters than when the run began: {what}, and the run would "
+            "not train it: build the whole model before run.replica(model), and change it no more"
+        )

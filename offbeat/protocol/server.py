@@ -382,7 +382,7 @@ class ServerProtocol:
         snapshot = self.store.pull(worker, self.time, computed)
         held = self.held_since.pop(worker, None)
         waited = 0.0 if held is None else self.moved - held
-        early = self.early.pop(worker, None)
+        early = self.early.pop(worker, None) if self.early else None
         # One that does not wait for others exchanges first, and asks when it needs samples.
         one = self.settings.ahead is None and held is not None
         leases = self._top_up(worker, snapshot.steps, int(one))
@@ -393,10 +393,10 @@ class ServerProtocol:
 
     def _top_up(self, worker: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
         """Leases for `steps` steps and some ahead, less what the worker still has."""
-        missing = at_least
-        if self.settings.ahead is not None:
+        missing, ahead = at_least, self.settings.ahead
+        if ahead is not None:
             has = self.store.leased(worker) - self.unpushed[worker]
-            missing = max(at_least, steps + self.settings.ahead - has)
+            missing = max(at_least, steps + ahead - has)
         found: list[Lease] = []
         while len(found) < missing and (lease := self.store.lease(worker)) is not None:
             found.append(lease)

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -48,7 +47,7 @@ def move_on(scheduler: Any, moved: int, target: int) -> int:
 
 @contextmanager
 def before_any_step() -> Iterator[None]:
-    """Move a scheduler of a rule that has made no step yet, and means to; PyTorch warns of that."""
+    """Move a scheduler of a rule that has made no step, and knows it; PyTorch warns of that."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         yield
@@ -63,10 +62,7 @@ class Shown:
 
     def _begin(self) -> None:
         self.rule, self.moved = self.make(), 0
-        # A scheduler warns if it is moved and has seen no step: it sees one that does nothing.
-        self.rule.step = MethodType(_no_step, self.rule)  # type: ignore[method-assign]
         self.scheduler = None if self.schedule is None else self.schedule.factory(self.rule)
-        self.rule.step()
 
     def groups(self, version: int, epoch: int) -> list[dict[str, Any]]:
         """Parameters and settings at a version."""
@@ -74,9 +70,6 @@ class Shown:
             target = self.schedule.target(version, epoch)
             if target < self.moved:  # the store has gone back to a checkpoint
                 self._begin()
-            self.moved = move_on(self.scheduler, self.moved, target)
+            with before_any_step():
+                self.moved = move_on(self.scheduler, self.moved, target)
         return self.rule.param_groups
-
-
-def _no_step(rule: torch.optim.Optimizer) -> None:
-    pass

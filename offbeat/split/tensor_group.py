@@ -49,7 +49,7 @@ class TensorGroup:
 
 
 class ProcessTensorGroup(TensorGroup):
-    """TensorGroup that are processes of their own: `processes` are their numbers in the mesh."""
+    """Of processes of their own: `processes` are their numbers in the mesh."""
 
     def __init__(self, mesh: Mesh, processes: Sequence[int]):
         super().__init__(list(processes).index(mesh.me), len(processes))

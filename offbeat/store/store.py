@@ -194,7 +194,7 @@ class Store:
         part, cells = contribution.part, self.cells
         worker = part.worker
         known = part.incarnation == cells.item(Row.INCARNATION, worker)
-        if not (known and self.present(worker)):
+        if not known or cells.item(Row.STATE, worker) not in _PRESENT:
             return self.refuse(worker, part.incarnation, part.sequence, now)
         if part.sequence <= cells.item(Row.SEQUENCE, worker):
             return Admission.REPEATED
@@ -214,7 +214,7 @@ class Store:
         self.gathered.append(contribution)
         if self._barrier:
             board.contributed(cells, worker)
-        if self._complete():
+        if self._single or self._complete():
             self._update(now)
         else:
             self.log.write(Admitted(now, worker, part.incarnation, part.sequence, part.leases))
@@ -244,9 +244,7 @@ class Store:
         return Admission.REFUSED
 
     def _complete(self) -> bool:
-        if self._single:
-            return True
-        return board.complete(self.cells, self.discipline, len(self.gathered))
+        return self._single or board.complete(self.cells, self.discipline, len(self.gathered))
 
     def _update(self, now: float) -> None:
         group, self.gathered = self.gathered, []

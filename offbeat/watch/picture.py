@@ -11,7 +11,7 @@ BARS = 16  # of that histogram
 Point = tuple[float, float]
 
 
-class Row(msgspec.Struct):
+class WorkerRow(msgspec.Struct):
     """One worker as it is shown; `about` goes on where `state` ends."""
 
     number: int
@@ -22,7 +22,7 @@ class Row(msgspec.Struct):
     contributions: int
 
 
-class Event(msgspec.Struct):
+class RareEvent(msgspec.Struct):
     """Something rare, told in words."""
 
     number: int
@@ -31,7 +31,7 @@ class Event(msgspec.Struct):
     text: str
 
 
-class Picture(msgspec.Struct):
+class LivePicture(msgspec.Struct):
     """All that a page shows."""
 
     title: str
@@ -53,8 +53,8 @@ class Picture(msgspec.Struct):
     curves: dict[str, list[Point]]
     workers: int
     states: dict[str, int]  # how many workers are in each
-    rows: list[Row]
-    events: list[Event]
+    rows: list[WorkerRow]
+    events: list[RareEvent]
 
 
 class Curve:

@@ -150,7 +150,7 @@ class Visitors:
 def watched_by(visitors: Visitors) -> type[asyncio.Protocol]:
     """uvicorn's connections, of which the visitors hear when they come and go."""
 
-    class Watched(H11Protocol):
+    class VisitorProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             visitors.came(transport.get_extra_info("peername"), transport.abort)
@@ -159,7 +159,7 @@ def watched_by(visitors: Visitors) -> type[asyncio.Protocol]:
             visitors.left(self.transport.get_extra_info("peername"))
             super().connection_lost(exc)
 
-    return Watched
+    return VisitorProtocol
 
 
 class Guard:

@@ -23,7 +23,17 @@ from offbeat.log.records import (
     Rested,
     Updated,
 )
-from offbeat.watch.picture import POINTS, Curve, Event, Picture, Row, bars, listed, seconds, short
+from offbeat.watch.picture import (
+    POINTS,
+    Curve,
+    LivePicture,
+    RareEvent,
+    WorkerRow,
+    bars,
+    listed,
+    seconds,
+    short,
+)
 
 LOOKS = 8  # over which the speed is measured
 RECENT = 512  # contributions in the histogram of staleness
@@ -78,7 +88,7 @@ class RunState:
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.looks: deque[tuple[float, int]] = deque(maxlen=LOOKS)
         self.counts = dict.fromkeys(("dropped", "skipped", "reissued", "refused", "lost"), 0)
-        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.events: deque[RareEvent] = deque(maxlen=EVENTS)
         self.told = 0  # events so far
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Updated: self._updated,
@@ -242,7 +252,7 @@ class RunState:
 
     def _tell(self, time: float, kind: str, text: str) -> None:
         self.told += 1
-        self.events.append(Event(self.told, short(time), kind, text))
+        self.events.append(RareEvent(self.told, short(time), kind, text))
 
     # ------------------------------------------------------------ who waits for whom
 
@@ -252,7 +262,9 @@ class RunState:
             (worker for worker in self.states if worker.at_work), key=lambda worker: worker.clock
         )
 
-    def _row(self, worker: WorkerState, now: float, over: str, at_work: list[WorkerState]) -> Row:
+    def _row(
+        self, worker: WorkerState, now: float, over: str, at_work: list[WorkerState]
+    ) -> WorkerRow:
         state, about = worker.state, ""
         if state == LOST:
             about = f"({worker.missed})" if worker.missed else ""
@@ -265,11 +277,11 @@ class RunState:
             about = f"for worker {first.number} (clock {first.clock:,}{more})"
             if len(blockers) > 1:
                 about += f" and {len(blockers) - 1:,} more"
-        return Row(
+        return WorkerRow(
             worker.number, state, about, worker.clock, worker.staleness, worker.contributions
         )
 
-    def _shown(self, rows: list[Row]) -> list[Row]:
+    def _shown(self, rows: list[WorkerRow]) -> list[WorkerRow]:
         """All, or those that are worth a look and then the first ones."""
         if len(rows) <= ROWS:
             return rows
@@ -278,7 +290,9 @@ class RunState:
 
     # ------------------------------------------------------------ pictures
 
-    def picture(self, now: float, applied: int, given_up: int, samples: int, over: str) -> Picture:
+    def picture(
+        self, now: float, applied: int, given_up: int, samples: int, over: str
+    ) -> LivePicture:
         """How things stand at `now`; the counts of samples are the store's own."""
         if not self.looks or now > self.looks[-1][0]:
             self.looks.append((now, self.trained))
@@ -292,7 +306,7 @@ class RunState:
         rows = [self._row(worker, now, over, at_work) for worker in self.states]
         test = self.tests[-1] if self.tests else None
         recent = sum(self.recent) / len(self.recent) if self.recent else 0.0
-        return Picture(
+        return LivePicture(
             title=self.title,
             virtual=self.virtual,
             over=over,

@@ -73,11 +73,7 @@ class Admission(Enum):
     REPEATED = "repeated"  # this very contribution was admitted before
     REFUSED = "refused"  # from an incarnation that was given up: join again
 
-    @property
-    def refused(self) -> bool:
-        return self is Admission.REFUSED
-
-    @property
-    def counts(self) -> bool:
-        """Whether the store has dealt with it, now and not before."""
-        return self is Admission.ADMITTED or self is Admission.DROPPED
+    def __init__(self, word: str):
+        # Plain attributes: they are asked for every contribution.
+        self.refused = word == "refused"
+        self.counts = word in ("admitted", "dropped")  # dealt with, now and not before

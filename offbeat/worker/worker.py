@@ -104,9 +104,12 @@ class CostOnlyWorker(Worker):
         self.size = nbytes
 
     def contribution(self, sequence: int, timing: Timing, seed: int) -> Contribution:
-        self.catch_up()
+        if self.todo:
+            self.catch_up()
         leases, self.done = self.done, []
-        samples = sum([stop - start for _, start, stop in leases])
+        samples = 0
+        for _, start, stop in leases:
+            samples += stop - start
         part = Part(
             self.number, self.incarnation, sequence, self.based_on, leases, samples,
             bytes=self.size, compute=timing.compute, wait=timing.wait,
@@ -139,7 +142,7 @@ class NumberWorker(Worker):
     def catch_up(self) -> list[Lease]:
         computed = super().catch_up()
         for lease in computed:
-            self._lost_nothing(self.sender.step(lease), lease)
+            self._check_loss(self.sender.step(lease), lease)
         return computed
 
     def finish(self, lease: Lease, loss: float | None) -> None:
@@ -148,9 +151,9 @@ class NumberWorker(Worker):
         self.sender.finish()
         self.done.append(lease)
         self.computed_on = self.base
-        self._lost_nothing(loss, lease)
+        self._check_loss(loss, lease)
 
-    def _lost_nothing(self, loss: float | None, lease: Lease) -> None:
+    def _check_loss(self, loss: float | None, lease: Lease) -> None:
         if loss is not None and not math.isfinite(loss) and not self.skip_nonfinite:
             raise self._not_finite(f"the loss is {loss}", lease)
         self.losses.append(loss)
@@ -255,7 +258,7 @@ class StreamWorker(NumberWorker):
 
     def ready(self, lease: Lease, loss: float | None, base: int) -> None:
         """The next contribution is the gradient of `lease`, which the sender has."""
-        self._lost_nothing(loss, lease)
+        self._check_loss(loss, lease)
         self.done, self.begun_on = [lease], base
 
     def catch_up(self) -> list[Lease]:

@@ -11,7 +11,7 @@ from offbeat.data.lease import Lease
 from offbeat.engine.sim.compute_times import distribution
 from offbeat.log.records import Dropped, EpochDone, Evaluated, Linked, Lost, Record, Refused, Rested
 from offbeat.store.board import Row, State, blockers
-from offbeat.watch.picture import BARS, POINTS, Curve, Picture, bars
+from offbeat.watch.picture import BARS, POINTS, Curve, LivePicture, bars
 from offbeat.watch.state import EVENTS, ROWS, RunState, blocking
 from tests.contract.common import problem, run
 from tests.watch.common import join, part, pull, push, update
@@ -24,11 +24,11 @@ def seen(*records: Any, workers: int = 3) -> RunState:
     return state
 
 
-def shown(state: RunState, now: float | None = None, over: str = "") -> Picture:
+def shown(state: RunState, now: float | None = None, over: str = "") -> LivePicture:
     return state.picture(state.time if now is None else now, state.trained, 0, 100, over)
 
 
-def words(picture: Picture) -> list[str]:
+def words(picture: LivePicture) -> list[str]:
     return [f"{row.state} {row.about}".strip() for row in picture.rows]
 
 

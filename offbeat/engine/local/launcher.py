@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
+from offbeat.config.job import Job
 from offbeat.engine.local import launcher_messages as orders
-from offbeat.engine.local.heartbeat import FILES, IDLE
 from offbeat.engine.local.launcher_messages import (
     CheckpointBegun,
     Halt,
@@ -20,18 +20,18 @@ from offbeat.engine.local.launcher_messages import (
     WorkerFrozen,
     send_order,
 )
-from offbeat.engine.local.outcome import check_settled, write_run
 from offbeat.engine.local.process import ForkSpawner, Inside, branch, startable
 from offbeat.engine.local.roles import Roles
 from offbeat.engine.local.server_process import CrashState
-from offbeat.engine.local.watchdog import Watchdog
+from offbeat.engine.local.watchdog import FILES, IDLE, Watchdog
 from offbeat.engine.result import Run, interrupted
-from offbeat.engine.run_session import RunSession, Saved
+from offbeat.engine.run_session import RunSession, Saved, undisturbed
 from offbeat.engine.signals import children_kept, heard
 from offbeat.engine.spawn import RESTARTS, SERVER, TESTER, Handle, Role, Spawner, failed
 from offbeat.errors import RunError
 from offbeat.log.log import Listener, decode
 from offbeat.log.records import Admitted, Entry, Evaluated, Updated
+from offbeat.report.split import layout_figures
 from offbeat.report.summary import Tally
 
 PAUSE = 0.5  # seconds after which a display is told that nothing happens
@@ -408,3 +408,44 @@ def run_local(
     if not done.finished and launcher.stopping is not None:
         raise interrupted(run, launcher.stopping)
     return run
+
+
+# ---------------------------------------------------------------- what the run came to
+
+
+def check_settled(done: RunDone, job: Job) -> None:
+    """Refuse to call a run finished if not every sample was applied, or given up by design."""
+    kinds = ("applied", "dropped", "skipped")
+    counted = sum(epoch[kind] for epoch in done.ledger for kind in kinds)
+    if counted != job.samples * job.epochs:
+        raise RunError(
+            f"the run ended at version {done.version} with samples that nobody has trained on; "
+            "its last checkpoint is intact: resume it, or look for what has ended its workers"
+        )
+
+
+def write_run(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run:
+    """What the run came to, in its folder too if it has one; a Ctrl-C waits for that."""
+    return undisturbed(lambda: _written(roles, kept, tally, done))
+
+
+def _written(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run:
+    words = done.words.values()
+    memory = {"store": sum(done.memory)}
+    if len(done.memory) > 1:
+        memory["store_largest"] = max(done.memory)
+    for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
+        memory[name] = int(max((word.get(key, 0.0) for word in words), default=0.0))
+    kinds = ("input_queue", "reading_hidden", "exchange_hidden")
+    told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
+    overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
+    name = str(roles.job.discipline)
+    summary = tally.summary(name, roles.local.name, done.ledger, memory, done.hash, overlap)
+    summary.wire_bytes = int(sum(word.get("wire", 0.0) for word in words))
+    summary.turned_away = done.refused
+    summary.emulated = list(roles.local.emulate or ())
+    summary.layout = layout_figures(roles.content.cut, roles.workers, list(words))
+    if summary.layout is not None and roles.local.emulate:  # the prediction is of real speeds
+        summary.layout.predicted_seconds = summary.layout.predicted_idle_share = None
+    model = roles.tested_into(roles.content.model)
+    return kept.write(model, tally.history, summary)

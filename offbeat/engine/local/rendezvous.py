@@ -37,7 +37,7 @@ class Challenge(Packet):
     number: bytes
 
 
-class Request(Packet):
+class RankRequest(Packet):
     """A rank wants to come in; `proof` is over all the rest and the challenge."""
 
     rank: int
@@ -47,7 +47,7 @@ class Request(Packet):
     proof: bytes = b""
 
 
-class Admission(Packet):
+class RankAdmission(Packet):
     """Come in: the handles that come with it are the run's memory and a wire to the server."""
 
     proof: bytes
@@ -60,19 +60,19 @@ class Refusal(Packet):
     proof: bytes
 
 
-class Candidate(NamedTuple):
+class RankCandidate(NamedTuple):
     """One that has proved that it belongs to the run."""
 
     rank: int
     wire: socket.socket
-    request: Request
+    request: RankRequest
     challenge: bytes
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_request = msgspec.msgpack.Decoder(RankRequest).decode
 decode_challenge = msgspec.msgpack.Decoder(Challenge).decode
-decode_answer = msgspec.msgpack.Decoder(Admission | Refusal).decode
+decode_answer = msgspec.msgpack.Decoder(RankAdmission | Refusal).decode
 
 
 def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def prove(token: bytes, who: bytes, *what: bytes) -> bytes:
     return hmac.digest(token, encode([who, *what]), "sha256")
 
 
-def _proof_of(token: bytes, request: Request, challenge: bytes) -> bytes:
+def _proof_of(token: bytes, request: RankRequest, challenge: bytes) -> bytes:
     bare = msgspec.structs.replace(request, proof=b"")
     return prove(token, b"rank", challenge, encode(bare))
 
@@ -162,7 +162,7 @@ class Rendezvous:
         os.close(self.lock)
         os.close(self.files.folder)
 
-    def admit(self) -> Candidate:
+    def admit(self) -> RankCandidate:
         """Wait for the next one that belongs to this run."""
         while True:
             now = time.monotonic()
@@ -196,7 +196,7 @@ class Rendezvous:
         with suppress(OSError):  # one that is gone is heard of as one that said nothing
             candidate.send(encode(Challenge(challenge)))
 
-    def _hear(self, wire: socket.socket) -> Candidate | None:
+    def _hear(self, wire: socket.socket) -> RankCandidate | None:
         if wire not in self.pending:  # refused in this very turn
             return None
         challenge, _ = self.pending[wire]
@@ -220,7 +220,7 @@ class Rendezvous:
         del self.pending[wire]
         self.selector.unregister(wire)
         wire.setblocking(True)
-        return Candidate(request.rank, wire, request, challenge)
+        return RankCandidate(request.rank, wire, request, challenge)
 
     def _refuse(self, wire: socket.socket, why: str) -> None:
         """Close a connection, and say so the first time that there is this reason."""
@@ -235,21 +235,21 @@ class Rendezvous:
                 flush=True,
             )
 
-    def let_in(self, candidate: Candidate, handles: list[int]) -> bool:
+    def let_in(self, candidate: RankCandidate, handles: list[int]) -> bool:
         """Hand over the handles; False if the candidate has died meanwhile."""
-        answer = encode(Admission(self._answer(b"come in", candidate)))
+        answer = encode(RankAdmission(self._answer(b"come in", candidate)))
         try:
             socket.send_fds(candidate.wire, [answer], handles)
         except OSError:
             return False
         return True
 
-    def turn_away(self, candidate: Candidate, reason: str) -> None:
+    def turn_away(self, candidate: RankCandidate, reason: str) -> None:
         answer = encode(Refusal(reason, self._answer(reason.encode(), candidate)))
         with suppress(OSError):
             candidate.wire.send(answer)
 
-    def _answer(self, what: bytes, candidate: Candidate) -> bytes:
+    def _answer(self, what: bytes, candidate: RankCandidate) -> bytes:
         return prove(self.token, b"host", candidate.request.number, candidate.challenge, what)
 
 
@@ -300,7 +300,7 @@ class RendezvousClient:
             if hash_of(found.sketch) != hash_of(self.sketch):
                 words = self.differ(found.sketch, self.sketch)
                 different = (words or "they describe it differently")[:TELL]
-            request = Request(self.rank, number, hash_of(self.sketch), different)
+            request = RankRequest(self.rank, number, hash_of(self.sketch), different)
             request.proof = _proof_of(found.token, request, challenge)
             wire.send(encode(request))
             said, handles, _, _ = socket.recv_fds(wire, LARGEST, 2)

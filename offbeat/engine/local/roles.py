@@ -18,7 +18,6 @@ from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.allreduce import ALLREDUCE, listening
 from offbeat.engine.local.crash_image import CrashImages
 from offbeat.engine.local.dispatch import nothing
-from offbeat.engine.local.heartbeat import IDLE
 from offbeat.engine.local.launcher_messages import ReportOutbox, TestResult, encode
 from offbeat.engine.local.memory_checkpoint import MemoryCheckpoint
 from offbeat.engine.local.plan import check, memory_plan, under_way
@@ -33,6 +32,7 @@ from offbeat.engine.local.sharded_parameters import (
 )
 from offbeat.engine.local.shared_memory import SharedMemory
 from offbeat.engine.local.split_worker import SplitWorker, prepare
+from offbeat.engine.local.watchdog import IDLE
 from offbeat.engine.local.worker_process import Make, WorkerProcess, WorkerSettings
 from offbeat.engine.spawn import SERVER, TESTER
 from offbeat.errors import RunError

@@ -16,7 +16,6 @@ from offbeat.engine.intervals import Due, Intervals
 from offbeat.engine.local import launcher_messages as orders
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.dispatch import Around, Dispatcher, Listen, local_receivers, nothing
-from offbeat.engine.local.heartbeat import FILES, WORKING
 from offbeat.engine.local.launcher_messages import (
     CheckpointBegun,
     CheckpointSaved,
@@ -28,7 +27,7 @@ from offbeat.engine.local.launcher_messages import (
     WorkerFrozen,
 )
 from offbeat.engine.local.shared_memory import Counts, SharedMemory
-from offbeat.engine.local.watchdog import LOOKS
+from offbeat.engine.local.watchdog import FILES, LOOKS, WORKING
 from offbeat.engine.server import Server
 from offbeat.engine.spawn import TESTER
 from offbeat.folder.checkpoint import Others, nobody

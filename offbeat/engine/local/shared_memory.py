@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from offbeat.engine.local.cpu import NOWHERE, PlacedCpu
-from offbeat.engine.local.heartbeat import FIELDS as SIGN
-from offbeat.engine.local.heartbeat import Heartbeat
+from offbeat.engine.local.watchdog import FIELDS as SIGN
+from offbeat.engine.local.watchdog import Heartbeat
 from offbeat.model.table import Flat, Table
 from offbeat.split.wait_notes import FIELDS, WaitNotes
 from offbeat.store.board import Cells, Row, new_board

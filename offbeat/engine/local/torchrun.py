@@ -14,10 +14,9 @@ from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.engine.bring_up import ReadyRun, bring_up
 from offbeat.engine.intervals import Intervals
-from offbeat.engine.local.launcher import Launcher
-from offbeat.engine.local.outcome import write_run
+from offbeat.engine.local.launcher import Launcher, write_run
 from offbeat.engine.local.process import Child, fork
-from offbeat.engine.local.rendezvous import Candidate, Rendezvous, RendezvousClient, gone
+from offbeat.engine.local.rendezvous import RankCandidate, Rendezvous, RendezvousClient, gone
 from offbeat.engine.local.roles import Roles
 from offbeat.engine.local.scripts import ProcessParticipant, make_script_worker
 from offbeat.engine.local.shared_memory import Counts
@@ -156,7 +155,7 @@ class TorchrunLauncher(Launcher):
         if len(self.came) == self.roles.workers:
             self.rendezvous.close()
 
-    def _let_in(self, candidate: Candidate) -> bool:
+    def _let_in(self, candidate: RankCandidate) -> bool:
         """Whether this one takes part from now on."""
         rank, request = candidate.rank, candidate.request
         with candidate.wire:

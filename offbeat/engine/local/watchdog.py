@@ -9,9 +9,35 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from offbeat.engine.local.heartbeat import FILES, IDLE, Heartbeat
+from offbeat.store.board import Cells
 
+FIELDS = 2
+_TURNS, _ABOUT = range(FIELDS)
+IDLE, WORKING, FILES = range(3)  # nothing is asked of it; it is at work; it waits for files
 LOOKS = 4  # in the time of patience
+
+
+class Heartbeat:
+    """Signs of life of one process in shared memory: it writes them, and the watchdog reads."""
+
+    def __init__(self, cells: Cells):
+        self.cells = cells
+
+    def turn(self) -> None:
+        """It has got on."""
+        self.cells[_TURNS] += 1
+
+    @property
+    def turns(self) -> int:
+        return int(self.cells[_TURNS])
+
+    @property
+    def about(self) -> int:
+        return int(self.cells[_ABOUT])
+
+    @about.setter
+    def about(self, what: int) -> None:
+        self.cells[_ABOUT] = what
 
 
 @dataclass

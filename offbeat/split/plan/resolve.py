@@ -22,7 +22,7 @@ PROBE = 16  # rows and columns of a tensor that an optimiser is tried on
 
 
 @dataclass(frozen=True)
-class Around:
+class RunAround:
     """What else a run was asked for, as far as a split model minds."""
 
     discipline: Discipline
@@ -35,7 +35,9 @@ class Around:
     optimizer: Any = None
 
 
-def settle(asked: Layout | str, model: nn.Module, around: Around, sample: Callable[[], Any]) -> Cut:
+def resolve(
+    asked: Layout | str, model: nn.Module, around: RunAround, sample: Callable[[], Any]
+) -> Cut:
     """Where `model` is cut; `sample` gives what the model takes for one batch, None if unknown."""
     layout = replace(as_layout(asked), replicas=1)
     _check_around(layout, around)
@@ -75,7 +77,7 @@ def _whole(inputs: Any, count: int) -> Any:
     return inputs if len(numbers) == batch_size(inputs) else mapped(lambda t: t[numbers], inputs)
 
 
-def _check_around(layout: Layout, around: Around) -> None:
+def _check_around(layout: Layout, around: RunAround) -> None:
     if around.whole_loss:
         raise ConfigError(
             "ob.BatchLoss calls the whole model, and a layout takes it apart: write the loss as "
@@ -113,7 +115,7 @@ def _check_around(layout: Layout, around: Around) -> None:
         raise ConfigError("codecs work on whole replicas so far: leave codec out, or write pp=1")
 
 
-def _check_cut(cut: Cut, around: Around, model: nn.Module) -> None:
+def _check_cut(cut: Cut, around: RunAround, model: nn.Module) -> None:
     if not around.discipline.steps_locally or cut.layout.pp * cut.layout.tp == 1:
         return
     if around.clips_norm:

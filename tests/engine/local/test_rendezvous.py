@@ -17,12 +17,12 @@ from offbeat.config.describe import first_difference
 from offbeat.engine.local import private_folder as private
 from offbeat.engine.local import rendezvous as module
 from offbeat.engine.local.rendezvous import (
-    Admission,
-    Candidate,
     Challenge,
+    RankAdmission,
+    RankCandidate,
+    RankRequest,
     Rendezvous,
     RendezvousClient,
-    Request,
 )
 from offbeat.errors import ConfigError, RunError
 from tests.engine.local.common import nothing_left
@@ -48,7 +48,7 @@ class Open(ExitStack):
         super().__init__()
         self.rendezvous = Rendezvous(name, SKETCH, patience)
         self.callback(self.rendezvous.close)
-        self.found: list[Candidate] = []
+        self.found: list[RankCandidate] = []
         self.thread = threading.Thread(target=self._admit, daemon=True)
 
     def _admit(self) -> None:
@@ -140,15 +140,15 @@ def test_another_user_cannot_connect(runtime: Path) -> None:
         (b"\xff" * 100, NONSENSE),
         (msgspec.msgpack.encode([1, {}]), NONSENSE),
         (
-            msgspec.msgpack.encode(["Request", "1", b"", b"", "", b""]),
+            msgspec.msgpack.encode(["RankRequest", "1", b"", b"", "", b""]),
             NONSENSE,
         ),
         (
-            msgspec.msgpack.encode(Request(1, b"n", b"s", "", b"")),
+            msgspec.msgpack.encode(RankRequest(1, b"n", b"s", "", b"")),
             "it does not know the token of this run",
         ),
         (
-            msgspec.msgpack.encode(Request(1, b"n", b"s", "", b"?" * 32)),
+            msgspec.msgpack.encode(RankRequest(1, b"n", b"s", "", b"?" * 32)),
             "it does not know the token of this run",
         ),
         (b"x" * (module.LARGEST + 1), "it said too much"),
@@ -177,7 +177,7 @@ def test_a_proof_serves_for_one_challenge_alone() -> None:
         wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wire.connect(here.rendezvous.files.path("socket"))
         wire.recv(9999)
-        request = Request(1, b"n", here.rendezvous.sketch, "")
+        request = RankRequest(1, b"n", here.rendezvous.sketch, "")
         request.proof = module._proof_of(here.rendezvous.token, request, b"of another connection")
         wire.send(module.encode(request))
         assert wire.recv(10) == b""
@@ -266,7 +266,7 @@ def test_a_rank_does_not_believe_a_host_without_the_token(runtime: Path) -> None
                 with listening.accept()[0] as wire, open("/dev/null") as file:
                     wire.send(module.encode(Challenge(b"x")))
                     wire.recv(9999)
-                    answer = module.encode(Admission(secrets.token_bytes(32)))
+                    answer = module.encode(RankAdmission(secrets.token_bytes(32)))
                     socket.send_fds(wire, [answer], [file.fileno(), file.fileno()])
 
         thread = threading.Thread(target=pretend)

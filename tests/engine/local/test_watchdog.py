@@ -17,8 +17,17 @@ from torch.nn import functional as F
 
 import offbeat as ob
 from offbeat.engine.local import watchdog
-from offbeat.engine.local.heartbeat import FIELDS, FILES, IDLE, WORKING, Heartbeat
-from offbeat.engine.local.watchdog import LOOKS, Vitals, Watchdog, vitals
+from offbeat.engine.local.watchdog import (
+    FIELDS,
+    FILES,
+    IDLE,
+    LOOKS,
+    WORKING,
+    Heartbeat,
+    Vitals,
+    Watchdog,
+    vitals,
+)
 from offbeat.folder import checkpoint
 from offbeat.log.records import EpochDone, Evaluated, Joined
 from tests.contract.common import problem, run

@@ -1,11 +1,10 @@
-"""Comparisons: what is read, refused and kept, and that the figures agree with the logs."""
+"""Comparisons that are run: what they are judged by, their figures, and what is kept."""
 
 import csv
 import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,239 +12,25 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from offbeat.compare import (
     Comparison,
-    ComparisonPlan,
-    Point,
     RealSpeeds,
     Simulated,
-    Watcher,
     compare,
 )
-from offbeat.compare import display as display_module
-from offbeat.compare.display import Display
-from offbeat.compare.estimate import Estimate, in_words
 from offbeat.compare.place import ComparisonFolder
 from offbeat.compare.results import results_table
-from offbeat.compare.spell import read_devices, read_disciplines, read_rates
 from offbeat.config.task import Metric, Task
-from offbeat.discipline.named import ROWS
-from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.log.log import Listener
 from offbeat.log.records import Entry
 from offbeat.model.objective import BatchLoss
-from offbeat.report.summary import Summary
 from offbeat.report.tables import console
 from offbeat.report.verdict import verdict
-
-SAMPLES = 96
-
-
-def task(seed: int = 0, loss: Callable[..., Tensor] = nn.functional.cross_entropy) -> Task:
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(SAMPLES, 5, generator=generator)
-    data = TensorDataset(x, (x.sum(1) > 0).long())
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        model = nn.Linear(5, 2)
-    return Task(model, data, loss, data, partial(torch.optim.SGD, lr=0.2))
-
-
-def plan(**changes: Any) -> ComparisonPlan:
-    settings: dict[str, Any] = {
-        "sync": ("bsp", "asp"),
-        "devices": (1, 2),
-        "on": Simulated("normal:20ms,4ms", straggler=4),
-        "batch_size": 8,
-        "epochs": 3,
-    }
-    return ComparisonPlan(**settings | changes)
-
-
-class Seen(Watcher):
-    """Which cells were run, and what came of each."""
-
-    def __init__(self) -> None:
-        self.run: list[str] = []
-        self.kept = 0
-        self.failed: dict[str, str] = {}
-
-    def planned(self, work: Any, kept: int) -> None:
-        self.kept = kept
-
-    def starts(self, point: Point) -> None:
-        self.run.append(point.name)
-
-    def ends(self, point: Point, summary: Summary | None, failed: str = "") -> None:
-        if summary is None:
-            self.failed[point.name] = failed
-
-
-# ---------------------------------------------------------------- lists as text
-
-
-@pytest.mark.parametrize(
-    ("texts", "found"),
-    [
-        (["bsp,ssp:3,asp,local:16,asup"], ["bsp", "ssp:3", "asp", "local:16", "asup"]),
-        (["fedbuff:2,2,asp"], ["fedbuff:2,2", "asp"]),
-        (["asup:lr=0.002,momentum=0.5,bsp"], ["asup:lr=0.002,momentum=0.5", "bsp"]),
-        (["local:4,keep,asp"], ["local:4,keep", "asp"]),
-        (["local:4,reset,average:4"], ["local:4,reset", "average:4"]),
-        (["asp", "ssp:1 , bsp,"], ["asp", "ssp:1", "bsp"]),
-        (["ssp:1,weigh=inverse,bsp"], ["ssp:1,weigh=inverse", "bsp"]),
-        (
-            ["custom:send=gradient,gather=count(2),wait=3,asp"],
-            ["custom:send=gradient,gather=count(2),wait=3", "asp"],
-        ),
-    ],
-)
-def test_lists_of_disciplines(texts: list[str], found: list[str]) -> None:
-    assert list(read_disciplines(texts)) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("bsp,sp:3", "unknown discipline 'sp' (did you mean 'ssp'?)"),
-        ("bsp,aps", "unknown discipline 'aps' (did you mean 'asp'?)"),
-        ("ssp:3,aps", "unknown discipline 'aps' (did you mean 'asp'?)"),
-        ("ssp:3,bsp,ssp:slack=3", "ssp:slack=3 is listed twice"),
-        ("asup:lr=fast,momentum=0.9", "lr must be a number"),
-        ("2,asp", "unknown discipline '2'"),
-        (" , ", "there is no discipline to compare"),
-    ],
-)
-def test_mistakes_in_a_list_of_disciplines(text: str, words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        read_disciplines([text])
-    assert words in str(refused.value)
-
-
-@given(st.lists(st.sampled_from([n for n in ROWS if n not in ("soft", "ssp")]), unique=True))
-def test_a_list_of_names_is_these_names(names: list[str]) -> None:
-    if names:
-        assert [one.partition(":")[0] for one in read_disciplines([",".join(names)])] == names
-
-
-def test_rates_and_devices_as_text() -> None:
-    assert read_rates(["0.1", "asp=0.05", "asp:weigh=inverse=0.2"]) == {
-        "": 0.1,
-        "asp": 0.05,
-        "asp:weigh=inverse": 0.2,
-    }
-    assert read_devices("1, 8") == (1, 8)
-    for read in (
-        partial(read_rates, ["fast"]),
-        partial(read_rates, ["0.1", "0.2"]),
-        partial(read_devices, "1,two"),
-    ):
-        with pytest.raises(ConfigError):
-            read()
-
-
-# ---------------------------------------------------------------- plans
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"devices": (0, 1)}, "devices must be a whole number of at least 1, not 0"),
-        ({"devices": (1, 1)}, "different numbers"),
-        ({"devices": ()}, "different numbers"),
-        ({"repeat": 0}, "repeat"),
-        ({"epochs": 0}, "epochs"),
-        ({"target": "most"}, "a number such as 90%, 0.9 or 0.35"),
-        ({"target": float("nan")}, "a number such as"),
-        ({"sync": ("soft:4",)}, "cannot gather 4 contributions from 2 workers: use 2 or less"),
-        ({"sync": ("hogwild",)}, "hogwild"),
-        ({"rates": {"local": 0.1}}, "not compared: write one of bsp, asp"),
-        ({"rates": {"": -1.0}}, "above 0"),
-        ({"sync": ("asup",), "rates": {"asup": 0.1}}, "--sync 'asup:lr=0.1'"),
-        ({"on": Simulated("20ms,20ms,20ms")}, "describes 3 workers and the most devices are 2"),
-    ],
-)
-def test_a_plan_that_cannot_be_carried_out(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        plan(**changes)
-    assert words in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"straggler": 4}, "add --emulate 20ms"),
-        ({"emulate": "20ms", "straggler": 0.5}, "at least 1 times slower"),
-        ({"emulate": "fast"}, "no duration"),
-    ],
-)
-def test_speeds_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        RealSpeeds(**settings)
-    assert words in str(refused.value)
-
-
-def test_emulated_speeds_of_fewer_devices() -> None:
-    assert RealSpeeds("20ms", 4).steps(1) == [0.02]
-    assert RealSpeeds("20ms", 4).steps(3) == [0.02, 0.02, 0.08]
-    assert RealSpeeds("10ms,20ms,30ms").steps(2) == [0.01, 0.02]
-    assert RealSpeeds().steps(2) is None
-    with pytest.raises(ConfigError, match="has 3 times and the most devices are 4"):
-        RealSpeeds("10ms,20ms,30ms").check(4)
-
-
-def test_simulated_speeds_of_fewer_devices() -> None:
-    cluster = Cluster.parse("10ms,20ms,30ms")
-    assert Simulated(cluster).of(2) == Cluster.parse("10ms,20ms")
-    assert Simulated(cluster, 3).of(2) == Cluster.parse("10ms,60ms")
-    assert Simulated(cluster, 3).of(1) == Cluster.parse("10ms")
-    assert Simulated().of(4) == Cluster.equal(4)
-    assert Simulated("20ms", 4).of(3) == Cluster.with_straggler(3)
-
-
-def test_no_two_cells_share_a_folder() -> None:
-    names = (
-        *("asp", "asp:weigh=inverse", "asp:weigh=polynomial(0.5)", "fedbuff:2,every=2"),
-        *("fedbuff:2", "local:4", "local:4,state=reset", "bsp:backup=1", "x/../y", "x_.._y"),
-        *("custom:" + "a" * 300, "custom:" + "a" * 301),
-    )
-    points = [
-        Point(name, devices, again) for name in names for devices in (1, 11) for again in (0, 1)
-    ]
-    folders = {point.name for point in points}
-    assert len(folders) == len(points)
-    assert all("/" not in name and len(name) < 200 and name[0] != "." for name in folders)
-
-
-def test_what_is_left_out_is_chosen_for_the_data() -> None:
-    usual = ComparisonPlan(devices=(1, 8)).fitted(1437, 128)
-    assert (usual.batch_size, usual.epochs, usual.evaluate_every) == (128, 45, 1437)
-    large = ComparisonPlan(devices=(1, 8)).fitted(60_000, 64)
-    assert (large.batch_size, large.epochs, large.evaluate_every) == (64, 1, 6_000)
-    assert ComparisonPlan(devices=(1, 8)).fitted(64, 128).batch_size == 8
-    with pytest.raises(ConfigError, match="batch size of 8 or less, or use fewer devices"):
-        ComparisonPlan(devices=(1, 8), batch_size=128).fitted(64, 32)
-    with pytest.raises(ConfigError, match="there are 3: use fewer devices"):
-        ComparisonPlan(devices=(4,)).fitted(3, 32)
-
-
-def test_rates_of_a_plan() -> None:
-    found = plan(sync=("bsp", "asp", "ssp:3", "asup"), rates={"": 0.3, "asp": 0.1, "ssp:3": 0.2})
-    rates = {name: found.optimizer(task(), name) for name in found.sync}
-    settings = {name: one and one.keywords["lr"] for name, one in rates.items()}  # type: ignore[attr-defined]
-    assert settings == {"bsp": 0.3, "asp": 0.1, "ssp:3": 0.2, "asup": None}
-    own = task()
-    assert plan().optimizer(own, "bsp") is own.optimizer
-    closed = Task(nn.Linear(1, 1), task().data, nn.functional.mse_loss, optimizer=torch.optim.SGD)
-    with pytest.raises(ConfigError, match="cannot reach into the task's optimizer"):
-        found.optimizer(closed, "bsp")
-
+from tests.compare.common import SAMPLES, Seen, plan, task
 
 # ---------------------------------------------------------------- what runs are judged by
 
@@ -588,85 +373,3 @@ def test_a_failing_cell_is_told_and_tried_again(tmp_path: Path) -> None:
     assert again.run == ["asp-on1"]
     assert not done.failed
     assert agrees(tmp_path / "out")["cells"][2]["state"] == "finished"
-
-
-# ---------------------------------------------------------------- time left, and showing it
-
-
-def test_the_estimate_scales_by_work() -> None:
-    points = [Point("bsp", n) for n in (1, 2, 4)]
-    estimate = Estimate({points[0]: 4.0, points[1]: 2.0, points[2]: 1.0})
-    assert estimate.left() is None
-    assert estimate.left(points[0], 0.5, 10.0) == pytest.approx(25.0)
-    estimate.ended(points[0], 20.0)
-    assert estimate.left() == pytest.approx(15.0)
-    assert estimate.left(points[1], 0.5, 10.0) == pytest.approx(12.0)
-    estimate.ended(points[1], 20.0)
-    estimate.ended(points[2], 1.0)
-    assert estimate.left() == 0.0
-
-
-def test_slow_workers_count_in_the_estimate() -> None:
-    slow = RealSpeeds("20ms", straggler=4)
-    assert slow.work("bsp", 4) == pytest.approx(0.08 / 4)
-    assert slow.work("asp", 4) == pytest.approx(1 / (3 / 0.02 + 1 / 0.08))
-    assert RealSpeeds().work("bsp", 1) == 1
-    assert Simulated().work("bsp", 8) == Simulated().work("bsp", 1)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "1 s"), (41.4, "41 s"), (59.4, "59 s"), (100, "2 min"), (7800, "2 h 10 min")],
-)
-def test_time_left_in_words(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        self.now += 0.5
-        return self.now
-
-
-def watched(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, out: Path) -> str:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(display_module, "time", Clock())
-    monkeypatch.setattr("offbeat.report.live.time", Clock())
-    with Display(file, virtual=True) as display:
-        compare(task, plan(sync=("bsp", "soft:2")), out, [display])
-    return file.getvalue()
-
-
-def test_elsewhere_than_in_a_terminal_a_line_tells_of_each_cell(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lines = watched(monkeypatch, io.StringIO(), tmp_path / "out").splitlines()
-    ends = [line for line in lines if " samples/virtual s, " in line]
-    assert [line.split(": ")[0] for line in ends] == [
-        "1/3 bsp on 1 device",
-        "2/3 bsp on 2 devices",
-        "3/3 soft:2 on 2 devices",
-    ]
-    assert all("left" in line for line in ends[:-1])
-    assert "left" not in ends[-1]
-    assert watched(monkeypatch, io.StringIO(), tmp_path / "out") == (
-        "3 of 3 cells are there already\n"
-    )
-
-
-def test_in_a_terminal_bars_show_the_grid_and_its_cell(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    text = watched(monkeypatch, Terminal(), tmp_path / "out")
-    for words in ("comparison", "bsp on 2 devices", "1/3", "left", "samples per virtual s"):
-        assert words in text
-    assert "\x1b[?25l" not in text.replace("\x1b[?25l\x1b[?25h", "")
