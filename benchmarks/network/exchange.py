@@ -20,6 +20,7 @@ TRIP = 0.02  # seconds there and back
 RATES = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 WIRE = 1.05  # times what the bytes alone take
 PROGRAM = "benchmarks.network.exchange_process"
+WARM_UP = 2  # exchanges that are not counted, where memory and not the wire decides
 LONG = 600.0  # seconds after which an exchange has failed
 
 
@@ -67,7 +68,9 @@ def exchange(scale: Scale) -> list[Figure]:
         ),
     ]
     for name, bits in RATES.items():
-        found = _measure(Wire(bits), scale.floats, max(1, scale.exchanges // 5))
+        # The slower the wire, the longer one takes, and the less it depends on anything else.
+        repeats = max(1, round(scale.exchanges / 5 * bits / max(RATES.values())))
+        found = _measure(Wire(bits), scale.floats, repeats)
         wire = 2 * 4 * 8 * scale.floats / bits
         figures.append(
             Figure(
@@ -117,7 +120,8 @@ def _measure(
         assert serving.stdout is not None
         if serving.stdout.readline() != "ready\n":
             raise PeerFailed(f"no store for the exchange: {_last(serving)}")
-        what |= {"repeats": repeats, "connections": connections}
+        warm_up = WARM_UP if wire.bits is None else 0
+        what |= {"repeats": repeats, "warm_up": warm_up, "connections": connections}
         working = _start(hosts[2], "rounds", what)
         said, complaints = working.communicate(timeout=LONG)
         if working.returncode:

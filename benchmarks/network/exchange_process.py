@@ -39,7 +39,6 @@ from offbeat.worker.contribution import Contribution
 
 PORT, RAW = 7077, 7078
 TOKEN = b"a token of this benchmark"
-WARM_UP = 2
 
 
 def job_of(floats: int) -> Job:
@@ -115,7 +114,9 @@ def raw_server(host: str, floats: int) -> None:
 # ---------------------------------------------------------------- the worker's host
 
 
-def rounds(host: str, floats: int, repeats: int, tls: bool, connections: int) -> dict[str, Any]:
+def rounds(
+    host: str, floats: int, repeats: int, warm_up: int, tls: bool, connections: int
+) -> dict[str, Any]:
     """Seconds of each exchange, and of the raw one right before it."""
     torch.set_num_threads(1)
     works = {
@@ -123,11 +124,11 @@ def rounds(host: str, floats: int, repeats: int, tls: bool, connections: int) ->
         "exchange": exchange(host, floats, tls, connections),
     }
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for repeat in range(WARM_UP + repeats):
+    for repeat in range(warm_up + repeats):
         for name, work in works.items():
             start = time.perf_counter()
             work()
-            if repeat >= WARM_UP:
+            if repeat >= warm_up:
                 seconds[name].append(time.perf_counter() - start)
     return dict(seconds)
 
