@@ -35,9 +35,7 @@ def reach(hosts: Sequence[Host], scene: Scene) -> dict[str, Any]:
     return _ranks(hosts, scene, "reaching", goal)
 
 
-def _ranks(
-    hosts: Sequence[Host], scene: Scene, what: str, more: dict[str, Any]
-) -> dict[str, Any]:
+def _ranks(hosts: Sequence[Host], scene: Scene, what: str, more: dict[str, Any]) -> dict[str, Any]:
     shared = {
         "ranks": len(hosts), "model": scene.model, "batch": scene.batch, "rate": scene.rate,
         "meet": f"tcp://{hosts[0].address}:{PORT}", "seed": scene.seed,

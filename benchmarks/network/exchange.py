@@ -133,7 +133,7 @@ def _measure(
 def _start(host: Host, what: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
     return host.run(
         *(sys.executable, "-m", PROGRAM, what, json.dumps(arguments)),
-        environment={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        environment={"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

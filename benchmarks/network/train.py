@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 
 import offbeat as ob
 from benchmarks.network.models import loss_of, model_of
-from benchmarks.peers.common import Batch, accuracy, made_up
 from benchmarks.network.runs import REACHED
+from benchmarks.peers.common import Batch, accuracy, made_up
 from offbeat.recipes import mnist
 
 TEST_EVERY = 32  # steps of worker 0
