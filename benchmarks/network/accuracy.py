@@ -12,8 +12,7 @@ from benchmarks.network.runs import Scene, train
 from benchmarks.peers.launch import PeerFailed
 from benchmarks.scale import Scale
 
-# Steps that two cores can make for all four hosts.
-EMULATE = (0.05, 0.05, 0.05, 0.05 * FACTOR)
+EMULATE = (0.02, 0.02, 0.02, 0.02 * FACTOR)
 MOST = 6 * 60_000 // (32 * len(EMULATE))  # steps of a worker: six epochs
 TIMED = 12  # steps of DDP over the slow links
 

@@ -119,7 +119,7 @@ def in_simulator(scenario: Scenario) -> float:
         model_of(scene.model),
         TensorDataset(*(part[:count] for part in made_up(784))),
         ob.BatchLoss(_loss),
-        cluster=ob.Cluster.from_toml_text(_cluster(scenario)),
+        cluster=ob.Cluster.from_toml_text(cluster_of(scenario)),
         discipline=scenario.sync,
         optimizer=partial(torch.optim.SGD, lr=scene.rate),
         batch_size=scene.batch,
@@ -135,7 +135,7 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
     return loss_of(model, *batch)
 
 
-def _cluster(scenario: Scenario) -> str:
+def cluster_of(scenario: Scenario) -> str:
     """The scene as the simulator reads it."""
     rate = f'"{scenario.scene.bits:.0f}bit/s"'
     lines = ["[store]", f"in = {rate}", f"out = {rate}"]

@@ -41,9 +41,9 @@ def exchange(scale: Scale) -> list[Figure]:
     reason = why_not()
     if reason:
         return [Figure(size, None, "x", at_most=1.25, beside=reason)]
-    plain = _measure(UNSHAPED, scale.floats, scale.exchanges)
-    encrypted = _measure(UNSHAPED, scale.floats, scale.exchanges, tls=True)
-    small = _measure(UNSHAPED, SMALL, 20 * scale.exchanges)
+    plain = measure(UNSHAPED, scale.floats, scale.exchanges)
+    encrypted = measure(UNSHAPED, scale.floats, scale.exchanges, tls=True)
+    small = measure(UNSHAPED, SMALL, 20 * scale.exchanges)
     more = [a - b for a, b in zip(small["exchange"], small["raw"], strict=True)]
     figures = [
         Figure(
@@ -70,7 +70,7 @@ def exchange(scale: Scale) -> list[Figure]:
     for name, bits in RATES.items():
         # The slower the wire, the longer one takes, and the less it depends on anything else.
         repeats = max(1, round(scale.exchanges / 5 * bits / max(RATES.values())))
-        found = _measure(Wire(bits), scale.floats, repeats)
+        found = measure(Wire(bits), scale.floats, repeats)
         wire = 2 * 4 * 8 * scale.floats / bits
         figures.append(
             Figure(
@@ -91,7 +91,7 @@ def _connections(scale: Scale, size: str) -> Figure:
         return Figure(what, None, "x", at_least=2.5, beside=reason)
     wire, repeats = Wire(delay=TRIP / 2), max(1, scale.exchanges // 3)
     one, four = (
-        median(_measure(wire, scale.floats, repeats, connections=count)["exchange"])
+        median(measure(wire, scale.floats, repeats, connections=count)["exchange"])
         for count in (1, 4)
     )
     peers = (Peer("4 connections", four, "s"), Peer("1 connection", one, "s"))
@@ -108,7 +108,7 @@ def _ratio(mine: Sequence[float], limit: Sequence[float]) -> float:
     return median(a / b for a, b in zip(mine, limit, strict=True))
 
 
-def _measure(
+def measure(
     wire: Wire, floats: int, repeats: int, tls: bool = False, connections: int = 1
 ) -> dict[str, list[float]]:
     """Seconds of so many exchanges between two hosts, and of the raw one before each."""

@@ -124,7 +124,9 @@ def _train(
     said, complaints = serving.communicate(timeout=LONG)
     printed = [worker.communicate(timeout=LONG) for worker in working]
     if serving.returncode:
-        raise PeerFailed(f"{complaints.strip()} {printed[0][1].strip()} {serving.returncode}"[-900:])
+        raise PeerFailed(
+            f"{complaints.strip()} {printed[0][1].strip()} {serving.returncode}"[-900:]
+        )
     records = list(read(store.folder / "run" / "log.jsonl"))
     return Outcome(records, json.loads(said)["summary"], "".join(out for out, _ in printed))
 

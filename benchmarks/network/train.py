@@ -22,6 +22,7 @@ from benchmarks.peers.common import Batch, accuracy, made_up
 from offbeat.recipes import mnist
 
 TEST_EVERY = 32  # steps of worker 0
+SOME, NEAR = 1000, 0.02  # samples that are tested first, and how near the goal they have to be
 
 
 class Tests:
@@ -42,7 +43,9 @@ class Tests:
             self.thread.start()
 
     def _test(self, model: nn.Module, seconds: float) -> None:
-        if accuracy(model, self.data) >= self.target:
+        some = tuple(part[:SOME] for part in self.data)
+        # All of it takes as long as many steps, and the hosts here share few cores.
+        if accuracy(model, some) > self.target - NEAR and accuracy(model, self.data) >= self.target:
             self.seconds = seconds
 
 
