@@ -47,4 +47,4 @@ def test_a_script_that_ends_the_run_for_all_is_no_error_of_the_store(tmp_path):
     version = json.loads(said)["summary"]["updates"]
     assert 3 <= version < 1000
     assert worked.stdout.split() == ["version", str(version)] * 2
-    assert '"kind":"ended"' in (tmp_path / "run" / "log.jsonl").read_text()
+    assert '"kind":"end"' in (tmp_path / "run" / "log.jsonl").read_text()
