@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.beside import measured
 from benchmarks.figure import Figure, Peer, quantity
 from benchmarks.local.exchange_process import rounds
 from benchmarks.local.runs import Goal, GoalReached, Steps, mean_step, per_second
+from benchmarks.network import accuracy, agreement, ddp, exchange, hosts, rates, runs
 from benchmarks.peers.launch import PeerFailed, PeerMissing
 from benchmarks.table import WIDTH, as_json, table, verdict
 from offbeat.log.records import Evaluated, Part, Updated
@@ -216,3 +218,87 @@ def test_a_wrong_word_is_refused_before_anything_is_measured(monkeypatch, capsys
     with pytest.raises(SystemExit):
         run_command(monkeypatch, *words)
     assert said in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- between hosts
+
+
+def test_samples_over_hosts_leave_out_the_warm_up_and_the_end():
+    def records(*pairs: tuple[float, int]) -> list[Updated]:
+        return [update(time, worker) for time, worker in sorted(pairs)]
+
+    fast = [(0.0, 0), (5.0, 0), *((6.0 + i, 0) for i in range(11))]
+    slow = [(0.0, 1), (5.0, 1), *((6.0 + 2 * i, 1) for i in range(4))]
+    assert runs.Outcome(records(*fast), {}, "").per_second() == pytest.approx(8.0)
+    both = runs.Outcome(records(*fast, *slow), {}, "")
+    assert both.per_second() == pytest.approx(12.0)
+    assert both.per_second(warm_up=1) == pytest.approx(8 * 7 / 7 + 8 * 4 / 7)
+
+
+def test_a_script_says_when_it_has_reached_its_goal():
+    assert runs.Outcome([], {}, f"a line\n{runs.REACHED} 12.5\nmore").reached == 12.5
+    assert runs.Outcome([], {}, "nothing of the kind").reached is None
+
+
+@pytest.mark.parametrize("group", [exchange.exchange, rates.rates, agreement.agreement])
+def test_where_no_hosts_can_be_made_the_figures_say_why(monkeypatch, group):
+    for module in (exchange, rates, agreement):
+        monkeypatch.setattr(module, "why_not", lambda delay=False: "no luck")
+    for figure in group(command.QUICK):
+        assert figure.judged == "?"
+        assert figure.beside == "no luck"
+
+
+def test_seconds_to_an_accuracy_over_hosts_want_mnist(monkeypatch):
+    monkeypatch.setattr(accuracy, "why_not", lambda: "")
+    (figure,) = accuracy.to_accuracy(command.QUICK)
+    assert figure.judged == "?"
+    assert "--mnist FOLDER" in figure.beside
+
+
+def test_the_best_of_ours_stands_beside_ddp(monkeypatch, tmp_path):
+    found = {one.sync: 40.0 + 10 * index for index, one in enumerate(accuracy.CONTENDERS)}
+    monkeypatch.setattr(accuracy, "why_not", lambda: "")
+    monkeypatch.setattr(accuracy, "_seconds", lambda scene, one: found[one.sync])
+    monkeypatch.setattr(accuracy, "_ddp", lambda scene: 400.0)
+    (figure,) = accuracy.to_accuracy(replace(command.QUICK, mnist=tmp_path))
+    assert figure.value == pytest.approx(10.0)
+    assert figure.passed
+    best = accuracy.CONTENDERS[0].sync
+    assert best in figure.what
+    found[best] = None
+    (figure,) = accuracy.to_accuracy(replace(command.QUICK, mnist=tmp_path))
+    assert figure.value == pytest.approx(8.0)
+    assert f"{best}, int8: not reached" in map(str, figure.peers)
+
+
+def test_every_scenario_is_described_for_the_simulator():
+    scenarios = agreement.scenarios(6)
+    assert len(scenarios) == len({one.what for one in scenarios}) == 8
+    for one in scenarios:
+        found = tomllib.loads(agreement.cluster_of(one))
+        assert len(found["host"]) == len(found["worker"]) == len(one.scene.emulate)
+        assert found["store"]["in"] == found["host"][0]["up"]
+        assert ("outages" in found["host"][0]) == one.cut
+
+
+@pytest.fixture
+def namespaces() -> None:
+    if reason := hosts.why_not():
+        pytest.skip(reason)
+
+
+def test_exchanges_between_hosts_are_timed(namespaces):
+    found = exchange.measure(exchange.Wire(bits=1e8), floats=1000, repeats=2)
+    assert {name: len(seconds) for name, seconds in found.items()} == {"raw": 2, "exchange": 2}
+    assert min(map(min, found.values())) > 0
+
+
+def test_a_run_over_hosts_and_ddp_over_the_same(namespaces):
+    scene = runs.Scene((0.0, 0.001), 1e8, "weights:1000", 1, steps=8)
+    found = runs.train(scene, "--sync", "asp", *rates.INT8)
+    assert found.per_second() > 0
+    assert found.summary["wire_bytes"] > 0
+    assert not found.summary["turned_away"]
+    with scene.hosts() as made:
+        assert ddp.train(made.all[1:], scene)["per_second"] > 0

@@ -17,11 +17,10 @@ from benchmarks.network.models import loss_of, model_of
 from benchmarks.network.runs import Outcome, Scene, train
 from benchmarks.peers.common import made_up
 from benchmarks.scale import Scale
-from offbeat.config.task import BatchLoss
 from offbeat.log.records import Entry
 
 NEAR = 0.1  # by how much they may differ
-BITS = 5e7  # a second
+BITS = 1e8  # a second
 MODEL = "weights:250000"
 EVEN, UNEVEN = (0.1, 0.1, 0.1), (0.05, 0.1, 0.3)
 INT8 = {"codec": "int8", "pull_codec": "int8"}
@@ -66,7 +65,7 @@ def agreement(scale: Scale) -> list[Figure]:
     if reason:
         return [Figure(what, None, "x", at_least=1 - NEAR, at_most=1 + NEAR, beside=reason)]
     figures = []
-    for scenario in scenarios(max(6, int(6 * scale.window))):
+    for scenario in scenarios(max(6, int(5 * scale.window))):
         measured, simulated = on_hosts(scenario), in_simulator(scenario)
         figures.append(
             Figure(
@@ -119,8 +118,8 @@ def in_simulator(scenario: Scenario) -> float:
     ob.train(
         model_of(scene.model),
         TensorDataset(*(part[:count] for part in made_up(784))),
-        BatchLoss(_loss),
-        cluster=ob.Cluster.from_toml_text(_cluster(scenario)),
+        ob.BatchLoss(_loss),
+        cluster=ob.Cluster.from_toml_text(cluster_of(scenario)),
         discipline=scenario.sync,
         optimizer=partial(torch.optim.SGD, lr=scene.rate),
         batch_size=scene.batch,
@@ -136,7 +135,7 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
     return loss_of(model, *batch)
 
 
-def _cluster(scenario: Scenario) -> str:
+def cluster_of(scenario: Scenario) -> str:
     """The scene as the simulator reads it."""
     rate = f'"{scenario.scene.bits:.0f}bit/s"'
     lines = ["[store]", f"in = {rate}", f"out = {rate}"]

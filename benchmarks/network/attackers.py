@@ -15,8 +15,10 @@ from itertools import cycle
 
 from offbeat.transport.handshake import HELLO, MAGIC, NUMBER, Introduction
 
+READY = "attacking"  # is said when they are all there
 IDLE = 1000  # connections that say nothing
-PAUSE = 0.02  # seconds between two that say something
+AGAIN = 20  # of those that were ended, made again at a time
+PAUSE = 0.02  # seconds until the next that says something, and until some are made again
 SLOW = 0.5  # seconds between two bytes
 
 
@@ -49,10 +51,17 @@ def main() -> None:
     watch = selectors.DefaultSelector()
     words = cycle(garbage())
     slow, slow_at = connect(host, port), 0.0
+
+    def fill(most: int) -> None:
+        for _ in range(min(most, IDLE - len(idle))):
+            if (wire := connect(host, port)) is not None:
+                idle.append(wire)
+                watch.register(wire, selectors.EVENT_READ)
+
+    fill(IDLE)
+    print(READY, flush=True)
     while True:
-        while len(idle) < IDLE and (wire := connect(host, port)) is not None:
-            idle.append(wire)
-            watch.register(wire, selectors.EVENT_READ)
+        fill(AGAIN)
         wire = connect(host, port)
         if wire is not None:
             with wire, suppress(OSError):
@@ -64,12 +73,13 @@ def main() -> None:
                 slow.sendall(MAGIC[:1])
             except (AssertionError, OSError):
                 slow = connect(host, port)
-        for key, _ in watch.select(PAUSE):  # it was ended by the other side
+        for key, _ in watch.select(0):  # it was ended by the other side
             gone = key.fileobj
             assert isinstance(gone, socket.socket)
             watch.unregister(gone)
             idle.remove(gone)
             gone.close()
+        time.sleep(PAUSE)
 
 
 if __name__ == "__main__":

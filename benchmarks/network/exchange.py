@@ -20,6 +20,7 @@ TRIP = 0.02  # seconds there and back
 RATES = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 WIRE = 1.05  # times what the bytes alone take
 PROGRAM = "benchmarks.network.exchange_process"
+WARM_UP = 2  # exchanges that are not counted, where memory and not the wire decides
 LONG = 600.0  # seconds after which an exchange has failed
 
 
@@ -40,9 +41,9 @@ def exchange(scale: Scale) -> list[Figure]:
     reason = why_not()
     if reason:
         return [Figure(size, None, "x", at_most=1.25, beside=reason)]
-    plain = _measure(UNSHAPED, scale.floats, scale.exchanges)
-    encrypted = _measure(UNSHAPED, scale.floats, scale.exchanges, tls=True)
-    small = _measure(UNSHAPED, SMALL, 20 * scale.exchanges)
+    plain = measure(UNSHAPED, scale.floats, scale.exchanges)
+    encrypted = measure(UNSHAPED, scale.floats, scale.exchanges, tls=True)
+    small = measure(UNSHAPED, SMALL, 20 * scale.exchanges)
     more = [a - b for a, b in zip(small["exchange"], small["raw"], strict=True)]
     figures = [
         Figure(
@@ -67,7 +68,9 @@ def exchange(scale: Scale) -> list[Figure]:
         ),
     ]
     for name, bits in RATES.items():
-        found = _measure(Wire(bits), scale.floats, max(1, scale.exchanges // 5))
+        # The slower the wire, the longer one takes, and the less it depends on anything else.
+        repeats = max(1, round(scale.exchanges / 5 * bits / max(RATES.values())))
+        found = measure(Wire(bits), scale.floats, repeats)
         wire = 2 * 4 * 8 * scale.floats / bits
         figures.append(
             Figure(
@@ -88,7 +91,7 @@ def _connections(scale: Scale, size: str) -> Figure:
         return Figure(what, None, "x", at_least=2.5, beside=reason)
     wire, repeats = Wire(delay=TRIP / 2), max(1, scale.exchanges // 3)
     one, four = (
-        median(_measure(wire, scale.floats, repeats, connections=count)["exchange"])
+        median(measure(wire, scale.floats, repeats, connections=count)["exchange"])
         for count in (1, 4)
     )
     peers = (Peer("4 connections", four, "s"), Peer("1 connection", one, "s"))
@@ -105,7 +108,7 @@ def _ratio(mine: Sequence[float], limit: Sequence[float]) -> float:
     return median(a / b for a, b in zip(mine, limit, strict=True))
 
 
-def _measure(
+def measure(
     wire: Wire, floats: int, repeats: int, tls: bool = False, connections: int = 1
 ) -> dict[str, list[float]]:
     """Seconds of so many exchanges between two hosts, and of the raw one before each."""
@@ -117,7 +120,8 @@ def _measure(
         assert serving.stdout is not None
         if serving.stdout.readline() != "ready\n":
             raise PeerFailed(f"no store for the exchange: {_last(serving)}")
-        what |= {"repeats": repeats, "connections": connections}
+        warm_up = WARM_UP if wire.bits is None else 0
+        what |= {"repeats": repeats, "warm_up": warm_up, "connections": connections}
         working = _start(hosts[2], "rounds", what)
         said, complaints = working.communicate(timeout=LONG)
         if working.returncode:
@@ -129,7 +133,7 @@ def _measure(
 def _start(host: Host, what: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
     return host.run(
         *(sys.executable, "-m", PROGRAM, what, json.dumps(arguments)),
-        environment={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        environment={"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -39,7 +39,7 @@ from offbeat.worker.contribution import Contribution
 
 PORT, RAW = 7077, 7078
 TOKEN = b"a token of this benchmark"
-WARM_UP = 2
+ENGINE = Hosts(patience=PATIENCE)
 
 
 def job_of(floats: int) -> Job:
@@ -56,6 +56,13 @@ def job_of(floats: int) -> Job:
             hash_every=NEVER,
         )
     )
+
+
+def threads_as_usual(floats: int) -> Job:
+    """Compute with as many threads as the engine does for such a model."""
+    job = job_of(floats)
+    torch.set_num_threads(ENGINE.threads_for(job))
+    return job
 
 
 def _view(tensor: Tensor) -> memoryview:
@@ -76,16 +83,15 @@ def _fill(wire: socket.socket, view: memoryview) -> None:
 
 def serve(host: str, floats: int, tls: bool) -> None:
     """The engine's own server, and in another process the least that an exchange can be."""
-    torch.set_num_threads(1)
     if os.fork() == 0:
         raw_server(host, floats)
         os._exit(0)
     security = Security(TOKEN, *(store_context(None) if tls else ()))
     listening = listen(Address(host, PORT))
-    engine = Hosts(patience=PATIENCE, threads=1)
     entrance = Entrance(listening, security, {}, {})
     nothing = (None, None, Intervals(None, NEVER))
-    roles = HostsRoles(entrance, job_of(floats), engine, *nothing)
+    job = threads_as_usual(floats)
+    roles = HostsRoles(entrance, job, ENGINE, *nothing)
     _, orders = pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mine, reports = socket.socketpair()
     threading.Thread(target=partial(_swallow, mine), daemon=True).start()
@@ -101,7 +107,7 @@ def _swallow(wire: socket.socket) -> None:
 
 def raw_server(host: str, floats: int) -> None:
     """Receive into a buffer, add, send back: what no server can do without."""
-    torch.set_num_threads(1)
+    threads_as_usual(floats)
     parameters, gradient = torch.zeros(floats), torch.empty(floats)
     with socket.create_server((host, RAW)) as server:
         wire, _ = server.accept()
@@ -115,19 +121,21 @@ def raw_server(host: str, floats: int) -> None:
 # ---------------------------------------------------------------- the worker's host
 
 
-def rounds(host: str, floats: int, repeats: int, tls: bool, connections: int) -> dict[str, Any]:
+def rounds(
+    host: str, floats: int, repeats: int, warm_up: int, tls: bool, connections: int
+) -> dict[str, Any]:
     """Seconds of each exchange, and of the raw one right before it."""
-    torch.set_num_threads(1)
+    threads_as_usual(floats)
     works = {
         "raw": raw_exchange(host, floats),
         "exchange": exchange(host, floats, tls, connections),
     }
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for repeat in range(WARM_UP + repeats):
+    for repeat in range(warm_up + repeats):
         for name, work in works.items():
             start = time.perf_counter()
             work()
-            if repeat >= WARM_UP:
+            if repeat >= warm_up:
                 seconds[name].append(time.perf_counter() - start)
     return dict(seconds)
 
@@ -146,8 +154,7 @@ def raw_exchange(host: str, floats: int) -> Callable[[], None]:
 
 def exchange(host: str, floats: int, tls: bool, connections: int) -> Callable[[], None]:
     job = job_of(floats)
-    engine = Hosts(patience=PATIENCE, threads=1)
-    plan = dataclasses.replace(memory_plan(job, engine), workers=1, store=False)
+    plan = dataclasses.replace(memory_plan(job, ENGINE), workers=1, store=False)
     slot = SharedMemory(plan).slots[0]
     request = Enter(b"", 0, -1, False, False, hash_of({}), "", "here", 0.0)
     maker = DialedStore(Dialer(Address(host, PORT), TOKEN, tls), request, PATIENCE, connections)

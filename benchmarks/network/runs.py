@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ SCRIPT = Path(__file__).with_name("train.py")
 OFFBEAT = (sys.executable, "-m", "offbeat")
 PORT = 7077
 LONG = 900.0  # seconds after which a run has failed
+REACHED = "reached after seconds:"  # is said by a script that had a goal
 WARM_UP = 2  # contributions of each worker that do not count
 
 
@@ -35,13 +37,22 @@ class Scene:
     steps: int = 100  # of a worker, on average
     rate: float = 0.05
     seed: int = 0
-    task: tuple[str, float] | None = None  # the folder of MNIST, and an accuracy to reach
+    goal: tuple[str, float, int | None] | None = None  # folder of MNIST, accuracy, samples of it
 
     @property
     def arguments(self) -> list[str]:
         samples = str(self.steps * len(self.emulate))
-        goal = [] if self.task is None else [self.task[0], str(self.task[1])]
+        goal = [] if self.goal is None else list(map(str, self.goal))
         return [self.model, str(self.batch), samples, str(self.rate), str(self.seed), *goal]
+
+    @contextmanager
+    def hosts(self, more: int = 0) -> Iterator[Hosts]:
+        """The store's, those of the workers, and so many more."""
+        count = len(self.emulate) + 1 + more
+        with tempfile.TemporaryDirectory() as folder, Hosts(count, Path(folder)) as hosts:
+            for host in hosts:
+                host.limit(self.bits)
+            yield hosts
 
 
 @dataclass
@@ -52,7 +63,13 @@ class Outcome:
     summary: dict[str, Any]
     said: str
 
-    def per_second(self) -> float:
+    @property
+    def reached(self) -> float | None:
+        """Seconds to the goal, if it was reached."""
+        _, found, seconds = self.said.partition(REACHED)
+        return float(seconds.split()[0]) if found else None
+
+    def per_second(self, warm_up: int = WARM_UP) -> float:
         """Samples/s of all workers, each over its own seconds, until the first one's last."""
         times: dict[int, list[tuple[float, int]]] = defaultdict(list)
         for record in self.records:
@@ -62,7 +79,7 @@ class Outcome:
         end = min(mine[-1][0] for mine in times.values())
         total = 0.0
         for mine in times.values():
-            inside = [one for one in mine[WARM_UP:] if one[0] <= end]
+            inside = [one for one in mine[warm_up:] if one[0] <= end]
             samples = sum(after[1] for _, after in pairwise(inside))
             total += samples / (inside[-1][0] - inside[0][0])
         return total
@@ -76,10 +93,7 @@ def train(
     When its store is there, `meanwhile` is called with all hosts: the store's, those of the
     workers, and so many `more`.
     """
-    count = len(scene.emulate) + 1
-    with tempfile.TemporaryDirectory() as folder, Hosts(count + more, Path(folder)) as hosts:
-        for host in hosts:
-            host.limit(scene.bits)
+    with scene.hosts(more) as hosts:
         return _train(hosts, scene, options, meanwhile or (lambda hosts: None))
 
 
@@ -110,7 +124,9 @@ def _train(
     said, complaints = serving.communicate(timeout=LONG)
     printed = [worker.communicate(timeout=LONG) for worker in working]
     if serving.returncode:
-        raise PeerFailed(f"{complaints.strip()} {printed[0][1].strip()}"[-500:])
+        raise PeerFailed(
+            f"{complaints.strip()} {printed[0][1].strip()} {serving.returncode}"[-900:]
+        )
     records = list(read(store.folder / "run" / "log.jsonl"))
     return Outcome(records, json.loads(said)["summary"], "".join(out for out, _ in printed))
 

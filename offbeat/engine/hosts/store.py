@@ -73,6 +73,8 @@ class HostsRoles(Roles):
 class HostsLauncher(Launcher):
     """A launcher whose workers come by themselves, from wherever they are."""
 
+    scripted = True
+
     def _start_one(self, number: int) -> None:
         if number == TESTER:
             super()._start_one(number)

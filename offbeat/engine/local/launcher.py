@@ -201,6 +201,11 @@ class Launcher:
             self._halt()  # every script has left its loop before the end
         return True
 
+    @property
+    def scripted(self) -> bool:
+        """Whether workers are scripts, which may end a run before its samples are done."""
+        return self.branches
+
     def _left_alone(self) -> bool:
         return not any(number >= 0 for number in self.children)
 
@@ -402,7 +407,7 @@ def run_local(
             after.pop_all()  # memory and display are used on, here and in the launcher
             raise
     # Scripts may leave of themselves; workers that only compute have no reason to.
-    if done.finished or not (launcher.branches or launcher.stopping is not None):
+    if done.finished or not (launcher.scripted or launcher.stopping is not None):
         check_settled(done, job)
     run = write_run(roles, kept, tally, done)
     if not done.finished and launcher.stopping is not None:

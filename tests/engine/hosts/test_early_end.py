@@ -1,0 +1,50 @@
+"""A script on another host may end the run for all before its samples are done."""
+
+import json
+import subprocess
+import sys
+
+from offbeat.transport.handshake import new_token
+
+SCRIPT = """
+import torch
+from torch.utils.data import TensorDataset
+import offbeat as ob
+
+data = TensorDataset(torch.randn(4000, 3), torch.zeros(4000, 1))
+with ob.join(discipline="asp") as run:
+    model = run.replica(torch.nn.Linear(3, 1))
+    optimizer = run.optimizer(torch.optim.SGD)
+    for done, (x, y) in enumerate(run.batches(data, batch_size=4), 1):
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if run.rank == 0 and done == 3:
+            run.stop()
+print("version", run.version)
+"""
+LONG = 120  # seconds: a bound, and not what it takes
+OFFBEAT = (sys.executable, "-m", "offbeat")
+
+
+def test_a_script_that_ends_the_run_for_all_is_no_error_of_the_store(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "offbeat.token").write_text(new_token())
+    (tmp_path / "offbeat.token").chmod(0o600)
+    pipes = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    serve = [*OFFBEAT, "store", "--json", "--listen", "127.0.0.1:0", "-n", "2", "--out", "run"]
+    with subprocess.Popen([*serve, "train.py"], **pipes) as store:
+        try:
+            at = next(line for line in store.stderr if "127.0.0.1:" in line)
+            at = next(word for word in at.split() if "127.0.0.1:" in word).rstrip(",:;.")
+            work = [*OFFBEAT, "work", "--at", at, "-n", "2", "train.py"]
+            worked = subprocess.run(work, **pipes, timeout=LONG, check=False)
+            said, complaints = store.communicate(timeout=LONG)
+        finally:
+            store.kill()
+    assert worked.returncode == 0, worked.stderr
+    assert store.returncode == 0, complaints
+    version = json.loads(said)["summary"]["updates"]
+    assert 3 <= version < 1000
+    assert worked.stdout.split() == ["version", str(version)] * 2
+    assert '"kind":"end"' in (tmp_path / "run" / "log.jsonl").read_text()
