@@ -99,6 +99,7 @@ class AllreduceClient(StoreClient):
         self.waits: list[set[str]] = []  # names that each piece still waits for
         self.given = 0  # pieces of this attempt
         self.summed = False  # whether all of them have been added up
+        self.sent = 0  # bytes to other workers, in groups that are no more
         self.bell = Bell()
         self.rung: deque[HasMean | GroupFailed] = deque()  # what the group's thread has said
 
@@ -144,6 +145,7 @@ class AllreduceClient(StoreClient):
     def _leave(self) -> None:
         if self.group is not None:
             self.group.end()
+            self.sent += self.group.sent
         self.group = None
 
     # ------------------------------------------------------------ one round
@@ -316,3 +318,8 @@ class DistantAllreduceClient(AllreduceClient):
     def _show(self, version: int) -> None:
         self.shown += 1
         self._send(Shown(version))
+
+    def bye(self, figures: dict[str, float]) -> None:
+        self._leave()
+        # What goes from one worker to another is counted where it is sent.
+        super().bye(figures | {"wire": figures.get("wire", 0.0) + self.sent})

@@ -191,6 +191,11 @@ class TcpGroup:
             for way in self.ways.values():
                 way.detach()
 
+    @property
+    def sent(self) -> int:
+        """Bytes that have gone to the others."""
+        return sum(way.sent for way in self.ways.values())
+
     # ------------------------------------------------------------ connecting
 
     def _connect(self) -> None:

@@ -1,6 +1,7 @@
 """Workers who add up among themselves arrive at the bits that a store arrives at, whatever dies."""
 
 import signal
+import socket
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import offbeat as ob
+from offbeat.engine.hosts.members import Members
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.log.records import Evaluated, Joined, Lost, Updated
 from offbeat.transport import allreduce_client as meeting
@@ -226,6 +228,37 @@ def test_a_killed_server_goes_on_from_its_last_checkpoint(real, kept, tmp_path):
     assert Counter(record.worker for record in seen.of(Joined)) == {0: 2, 1: 2}
     if out is not None:
         check_run(out, what)
+
+
+# ---------------------------------------------------------------- on several hosts
+
+
+def test_what_goes_between_workers_is_counted():
+    """A model that is much larger than all that is said to the store."""
+
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 3000), nn.Linear(3000, 2))
+
+    what = problem(wide, samples=24)
+    slow: Any = {"optimizer": partial(torch.optim.SGD, lr=1e-6), "checkpoint_every": 100}
+    told = run("hosts", what, "bsp", workers=2, epochs=6, **slow, **VIA).summary()
+    nbytes = sum(p.numel() * p.element_size() for p in what.model.parameters())
+    # Each of two sends half of its gradient and half of the sum. The store sends a copy to both in
+    # the beginning and at the end, and gets one.
+    between = 2 * nbytes * told.updates
+    assert told.updates == 18
+    assert between + 5 * nbytes < told.wire_bytes < between + 6 * nbytes
+
+
+def test_a_worker_that_the_others_cannot_reach_is_named(monkeypatch):
+    """As behind a router at home: it dials out, and nobody gets in."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
+    monkeypatch.setattr(Members, "place", lambda self, host: nowhere)
+    with pytest.raises(ob.RunError, match="worker 1 cannot reach worker 0") as raised:
+        run("hosts", problem(), "bsp", workers=2, patience=QUICK, **VIA)
+    assert "needs workers that reach each other" in str(raised.value)
+    assert "bsp makes the same updates over the store" in str(raised.value)
 
 
 # ---------------------------------------------------------------- what is refused
