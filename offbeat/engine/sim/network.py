@@ -189,7 +189,8 @@ class Trunk:
     def _rest(self, branch: Branch) -> None:
         """A branch without flows counts from zero again, so that its numbers stay small."""
         if not branch.flows:
-            branch.served = 0.0
+            branch.served = branch.at = 0.0
+            branch.open = False
 
     def _settle(self) -> None:
         """Find the places of what has changed, and the level."""

@@ -143,7 +143,7 @@ class NetworkSimulation(Simulation):
         if self.free[_WAYS[kind]][number] and self._reaches(number):
             self._takes(kind, number, self.latency[number])
             return
-        self.transfers[number] = Transfer(kind, nbytes, self.now)
+        self.transfers[number] = Transfer(kind, float(nbytes), self.now)
         if self.agents[number].silent_until <= self.now:
             self._go_on(number)
 

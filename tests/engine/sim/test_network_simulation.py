@@ -15,6 +15,7 @@ from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import as_discipline
 from offbeat.engine.sim.compute_times import Constant, Exponential
 from offbeat.engine.sim.network_simulation import NetworkSimulation, simulation
+from offbeat.engine.sim.simulation import Simulation
 from offbeat.engine.sim.state import meta_of, restore, tensors_of
 from offbeat.log.log import Listener, Log
 from offbeat.log.records import Entry, Joined, Lost, Updated
@@ -51,9 +52,7 @@ class Watch(Listener):
 class Case:
     """A cost-only run of `samples` single-sample steps."""
 
-    def __init__(
-        self, discipline: Discipline, cluster: ob.Cluster, samples: int, nbytes: int = 0
-    ):
+    def __init__(self, discipline: Discipline, cluster: ob.Cluster, samples: int, nbytes: int = 0):
         self.watch, self.tally = Watch(), Tally(len(cluster))
         log = Log()
         log.listeners += [self.watch, self.tally]
@@ -283,7 +282,7 @@ def test_a_host_fails_with_all_its_workers() -> None:
     machines = [on("lab"), on("lab"), ob.Machine(Constant(1.0))]
     case = Case(ob.BSP(), cluster(machines, [host], patience=1.0), 12)
     made = case.run()
-    assert case.watch.times(Updated)[:3] == [1.0, 2.5, 3.5]
+    assert case.watch.times(Updated)[:3] == [1.0, 2.5, 4.5]
     assert case.watch.times(Lost) == [2.5, 2.5]
     assert case.watch.times(Joined) == [0.0, 0.0, 0.0, 3.5, 3.5]
     assert made.ledger[0]["applied"] == 12
@@ -394,12 +393,14 @@ def troubled(discipline: str) -> tuple[NetworkSimulation, Watch]:
     watch, log = Watch(), Log()
     log.listeners.append(watch)
     workers = len(TROUBLED)
-    job = CostJob(
-        CostOnly(10**6, workers * 24), as_discipline(discipline), workers, 2, 1, seed=3
-    )
+    job = CostJob(CostOnly(10**6, workers * 24), as_discipline(discipline), workers, 2, 1, seed=3)
     made = simulation(job, TROUBLED, job.make_store(log))
     assert isinstance(made, NetworkSimulation)
     return made, watch
+
+
+def plain(sim: Simulation) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(meta_of(sim)))
 
 
 @pytest.mark.parametrize("discipline", ["bsp", "ssp:2", "asp", "local:4", "easgd:3"])
@@ -421,7 +422,7 @@ def test_one_that_is_written_down_at_any_moment_goes_on_to_the_bit(discipline: s
         while again.step():
             pass
         assert watch.seen == seen.seen[before:]
-        assert meta_of(again) == meta_of(whole)
+        assert plain(again) == plain(whole)
     assert moving > 20
 
 
