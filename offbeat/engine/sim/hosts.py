@@ -318,7 +318,8 @@ class Network:
     def to_toml(self) -> list[str]:
         """Its tables."""
         store = [self.store.to_toml()] if self.store != OPEN else []
-        return [*store, *(one.to_toml() for one in (*self.hosts, *self.regions))]
+        hosts = [host.to_toml() for host in self.hosts]
+        return [*store, *hosts, *(region.to_toml() for region in self.regions)]
 
 
 NOTHING = Network()  # workers with links of their own, and nothing shared

@@ -47,8 +47,10 @@ class Flow(NamedTuple):
 class Branch:
     """One host's link in one direction, and the flows over it."""
 
-    __slots__ = ("at", "bounds", "cut", "flows", "limit", "move", "open", "placed", "served")
-    __slots__ += ("share", "taken")
+    __slots__ = (
+        *("at", "bounds", "cut", "flows", "limit", "move"),
+        *("open", "placed", "served", "share", "taken"),
+    )
 
     def __init__(self, bounds: Bounds):
         self.bounds, self.share, self.cut = bounds, 1.0, False
