@@ -60,8 +60,10 @@ from offbeat.discipline.parts import (
     Yours,
 )
 from offbeat.engine.result import Interrupted, Run
-from offbeat.engine.sim.cluster import Cluster, Failure, Machine, Pause
+from offbeat.engine.sim.cluster import Cluster, Machine
 from offbeat.engine.sim.cost import estimate
+from offbeat.engine.sim.faults import Failure, Outage, Pause
+from offbeat.engine.sim.hosts import Host, Network, Region, Share, StoreLink
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayMismatch, RunError
 from offbeat.join import Member, join
 from offbeat.log.log import Listener
@@ -116,6 +118,7 @@ __all__ = [
     "Gradient",
     "History",
     "Hogwild",
+    "Host",
     "InPlace",
     "Interrupted",
     "Inverse",
@@ -126,17 +129,22 @@ __all__ = [
     "MaxNorm",
     "Member",
     "Metric",
+    "Network",
     "OffbeatError",
+    "Outage",
     "Pair",
     "Pause",
     "Polynomial",
+    "Region",
     "Replay",
     "ReplayMismatch",
     "Rule",
     "Run",
     "RunError",
     "Schedule",
+    "Share",
     "SoftSync",
+    "StoreLink",
     "Summary",
     "Task",
     "Yours",

@@ -18,7 +18,8 @@ PURE = (
     *("errors", "discipline", "codec", "optim", "rules", "protocol", "log.records", "store"),
     *("config.checks", "config.text", "config.units", "data.lease", "data.reader"),
     *("worker.contribution", "worker.send", "worker.worker", "split.plan", "split.layout"),
-    *("engine.sim.cluster", "engine.sim.compute_times", "watch.picture", "watch.state"),
+    *("engine.sim.cluster", "engine.sim.compute_times", "engine.sim.tables", "engine.sim.faults"),
+    *("engine.sim.hosts", "engine.sim.network", "watch.picture", "watch.state"),
 )
 NOT_PURE = ("split.plan.measure", "split.plan.explain", "split.plan.resolve")
 # These know no tensors either: who says what, and who may go on.
@@ -41,7 +42,8 @@ ORDER = (
     *("model", "rules", "split", "worker.contribution"),
     *("protocol", "transport.link", "worker", "store.board", "store", "transport"),
     *("report", "engine.signals", "engine.spawn", "engine.local.process"),
-    *("engine.sim.compute_times", "engine.sim.cluster"),
+    *("engine.sim.compute_times", "engine.sim.tables", "engine.sim.faults", "engine.sim.hosts"),
+    *("engine.sim.cluster",),
     *("config", "engine", "watch", "track", "replay", "join", "train", ""),
     *("recipes", "compare", "studies", "cli", "__main__"),
 )

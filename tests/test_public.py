@@ -22,6 +22,7 @@ PUBLIC = [
     "RunError", "Schedule",
     "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "explain", "join", "optim",
     "parse", "replay", "track", "train",
+    "Host", "Network", "Outage", "Region", "Share", "StoreLink",
 ]  # fmt: skip
 
 

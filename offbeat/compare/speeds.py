@@ -118,7 +118,7 @@ class Simulated:
             last = machines[-1]
             slow = Machine(**vars(last) | {"compute": last.compute.slowed(self.straggler)})
             machines = (*machines[:-1], slow)
-        return Cluster(machines, self.cluster.apply, self.cluster.patience)
+        return self.cluster.with_machines(machines)
 
     def options(self, devices: int) -> dict[str, Any]:
         """What `train` takes."""

@@ -2,13 +2,12 @@
 
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from offbeat.config.text import nearest
 from offbeat.config.units import (
     bandwidth,
     checked_seconds,
@@ -19,55 +18,20 @@ from offbeat.config.units import (
     show,
 )
 from offbeat.engine.sim.compute_times import NAMED, Constant, Distribution, distribution
+from offbeat.engine.sim.faults import F, Failure, Pause, in_order
+from offbeat.engine.sim.hosts import GOODPUT, NOTHING, Host, Network, Region, StoreLink
+from offbeat.engine.sim.tables import MOST_WORKERS, count, line_of, quoted, text, values_of
 from offbeat.errors import ConfigError
 
-_MOST_WORKERS = 1_000_000
-
-
-# ---------------------------------------------------------------- faults and machines
-
-
-@dataclass(frozen=True)
-class Pause:
-    """The worker stands still from `at`, for `lasting` seconds, and then goes on."""
-
-    at: float
-    lasting: float
-
-    def __post_init__(self) -> None:
-        checked_seconds("the start of a pause", self.at)
-        checked_seconds("the length of a pause", self.lasting, positive=True)
-
-    @property
-    def until(self) -> float:
-        return self.at + self.lasting
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The worker dies at `at`; it returns that many seconds later, or with None never."""
-
-    at: float
-    returns_after: float | None = None
-
-    def __post_init__(self) -> None:
-        checked_seconds("the time of a failure", self.at)
-        if self.returns_after is not None:
-            checked_seconds(
-                "the time until a failed worker returns", self.returns_after, positive=True
-            )
-
-    @property
-    def until(self) -> float:
-        return math.inf if self.returns_after is None else self.at + self.returns_after
-
-
-F = TypeVar("F", Pause, Failure)
+# ---------------------------------------------------------------- machines
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker: its compute time, its link to the store, and its faults in order of time."""
+    """One worker: its compute time, its link to the store, and its faults in order of time.
+
+    One that is on a `host` has no link of its own, but the one that all on that host share.
+    """
 
     compute: Distribution
     bandwidth: float = math.inf
@@ -75,6 +39,7 @@ class Machine:
     pauses: tuple[Pause, ...] = ()
     failures: tuple[Failure, ...] = ()
     joins_at: float = 0.0
+    host: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.compute, Distribution):
@@ -85,41 +50,36 @@ class Machine:
         object.__setattr__(self, "bandwidth", bandwidth(self.bandwidth))
         checked_seconds("the latency", self.latency)
         checked_seconds("the time at which a worker joins", self.joins_at)
+        if self.host and (math.isfinite(self.bandwidth) or self.latency):
+            raise ConfigError(
+                f"a worker on host {self.host} talks over the link of that host; leave out its "
+                "own bandwidth and latency, and write up, down and latency in [[host]]"
+            )
         object.__setattr__(self, "pauses", self._in_order("pause", self.pauses))
         object.__setattr__(self, "failures", self._in_order("failure", self.failures))
 
     def _in_order(self, what: str, faults: tuple[F, ...]) -> tuple[F, ...]:
-        faults = tuple(sorted(faults, key=lambda fault: fault.at))
-        if faults and faults[0].at < self.joins_at:
+        first = min((fault.at for fault in faults), default=self.joins_at)
+        if first < self.joins_at:
             raise ConfigError(
-                f"the {what} at {show(faults[0].at)} comes before the worker joins at "
+                f"the {what} at {show(first)} comes before the worker joins at "
                 f"{show(self.joins_at)}; write a later time"
             )
-        for first, second in pairwise(faults):
-            if second.at <= first.until:
-                raise ConfigError(
-                    f"the {what} at {show(second.at)} begins before the one at "
-                    f"{show(first.at)} is over; leave out or move one of them"
-                )
-        return faults
+        return in_order(what, faults)
 
     def to_toml(self, count: int = 1) -> str:
         lines = ["[[worker]]", f"compute = {self.compute.to_toml()}"]
         if count > 1:
             lines.append(f"count = {count}")
+        if self.host:
+            lines.append(f"host = {quoted(self.host)}")
         if math.isfinite(self.bandwidth):
             lines.append(f"bandwidth = {self.bandwidth!r}  # bytes a second")
         for name in ("latency", "joins_at"):
             if value := getattr(self, name):
                 lines.append(f'{name} = "{show(value)}"')
         for name in ("pauses", "failures"):
-            tables = []
-            for fault in getattr(self, name):
-                given = {key: value for key, value in vars(fault).items() if value is not None}
-                pairs = ", ".join(f'{key} = "{show(value)}"' for key, value in given.items())
-                tables.append(f"{{{pairs}}}")
-            if tables:
-                lines.append(f"{name} = [{', '.join(tables)}]")
+            lines += line_of(name, getattr(self, name))
         return "\n".join(lines) + "\n"
 
 
@@ -131,12 +91,14 @@ class Cluster:
     """The machines by worker number, and what they share.
 
     `apply` is the time that the store needs for one contribution; `patience` is the time after
-    which a silent worker counts as lost. Both are virtual seconds.
+    which a silent worker counts as lost. Both are virtual seconds. `network` has the hosts that
+    workers are on, and the links that they share.
     """
 
     machines: tuple[Machine, ...]
     apply: float = 0.0
     patience: float = 5.0
+    network: Network = NOTHING
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "machines", tuple(self.machines))
@@ -150,6 +112,18 @@ class Cluster:
                 )
         checked_seconds("the time to apply a contribution", self.apply)
         checked_seconds("patience", self.patience, positive=True)
+        if not isinstance(self.network, Network):
+            raise ConfigError(f"{self.network!r} is no network; write Network(hosts=...)")
+        used = {machine.host: number for number, machine in enumerate(self.machines)}
+        for name, number in used.items():
+            if name:
+                self.network.known(f"worker {number} is on", name)
+        self.network.check_used(used.keys())
+
+    def with_machines(self, machines: Sequence[Machine]) -> Self:
+        """The same with other machines; hosts that nobody is on any more are left out."""
+        network = self.network.only({machine.host for machine in machines})
+        return replace(self, machines=tuple(machines), network=network)
 
     def __len__(self) -> int:
         return len(self.machines)
@@ -157,7 +131,7 @@ class Cluster:
     @classmethod
     def equal(cls, n: int, compute: str | float | Distribution = "20ms") -> Self:
         """`n` workers of the same speed."""
-        return cls((Machine(distribution(compute)),) * _count(n))
+        return cls((Machine(distribution(compute)),) * count(n))
 
     @classmethod
     def with_straggler(
@@ -169,7 +143,7 @@ class Cluster:
                 f"slower must be 1 or more and finite, got {slower!r}; write slower=4"
             )
         usual = distribution(compute)
-        return cls((Machine(usual),) * (_count(n) - 1) + (Machine(usual.slowed(slower)),))
+        return cls((Machine(usual),) * (count(n) - 1) + (Machine(usual.slowed(slower)),))
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -203,19 +177,35 @@ class Cluster:
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"not valid TOML: {error}; correct that line") from None
         worker = [lambda value: _machines(value, folder)]
-        values = _values(table, {"apply": duration, "patience": duration, "worker": worker})
+        known = {
+            "apply": duration,
+            "patience": duration,
+            "worker": worker,
+            "host": [lambda value: Host.read(value, folder)],
+            "store": StoreLink.read,
+            "region": [Region.read],
+            "goodput": lambda value: value,
+        }
+        values = values_of(table, known)
         groups = values.pop("worker", ())
-        if sum(count for count, _ in groups) > _MOST_WORKERS:
-            raise ConfigError(
-                f"a cluster has at most {_MOST_WORKERS} workers; write smaller counts"
-            )
-        return cls(tuple(machine for count, machine in groups for _ in range(count)), **values)
+        names = ("host", "store", "region", "goodput")
+        given = {key: values.pop(key) for key in names if key in values}
+        given = {_PLURAL.get(key, key): value for key, value in given.items()}
+        if sum(times for times, _ in groups) > MOST_WORKERS:
+            raise ConfigError(f"a cluster has at most {MOST_WORKERS} workers; write smaller counts")
+        machines = tuple(machine for times, machine in groups for _ in range(times))
+        return cls(machines, **values, network=Network(**given))
 
     def to_toml(self) -> str:
         """TOML that `from_toml` reads back as an equal cluster; traces are written out in it."""
         head = f'apply = "{show(self.apply)}"\npatience = "{show(self.patience)}"\n'
+        if self.network.goodput != GOODPUT:
+            head += f"goodput = {self.network.goodput!r}\n"
         groups = [machine.to_toml(len(list(same))) for machine, same in groupby(self.machines)]
-        return "\n".join([head, *groups])
+        return "\n".join([head, *self.network.to_toml(), *groups])
+
+
+_PLURAL = {"host": "hosts", "region": "regions"}
 
 
 def _machines(table: object, folder: Path | None) -> tuple[int, Machine]:
@@ -223,48 +213,14 @@ def _machines(table: object, folder: Path | None) -> tuple[int, Machine]:
     pause = {"at": duration, "lasting": duration}
     failure = {"at": duration, "returns_after": duration}
     known: dict[str, Any] = {
+        "host": text,
         "compute": lambda value: distribution(value, folder),
-        "count": _count,
+        "count": count,
         "bandwidth": bandwidth,
         "latency": duration,
         "joins_at": duration,
-        "pauses": [lambda value: Pause(**_values(value, pause, ("at", "lasting")))],
-        "failures": [lambda value: Failure(**_values(value, failure, ("at",)))],
+        "pauses": [lambda value: Pause(**values_of(value, pause, ("at", "lasting")))],
+        "failures": [lambda value: Failure(**values_of(value, failure, ("at",)))],
     }
-    values = _values(table, known, needed=("compute",))
+    values = values_of(table, known, needed=("compute",))
     return values.pop("count", 1), Machine(**values)
-
-
-def _values(
-    table: object, known: Mapping[str, Any], needed: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """The table's values, each read by its key's reader; `[reader]` reads each item of a list."""
-    if not isinstance(table, dict):
-        raise ConfigError(f"must be a table with the keys {', '.join(known)}, got {table!r}")
-    for key in table:
-        if key not in known:
-            there = ", ".join(known)
-            raise ConfigError(f'unknown key "{key}"{nearest(key, known)}; there are {there}')
-    for key in needed:
-        if key not in table:
-            raise ConfigError(f'the key "{key}" is missing; write {key} = "20ms"')
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        read = known[key]
-        if not isinstance(read, list):
-            values[key] = placed(key, read, value)
-        elif isinstance(value, list):
-            items = enumerate(value, 1)
-            values[key] = tuple(placed(f"{key} {number}", read[0], item) for number, item in items)
-        else:
-            raise ConfigError(f"{key}: must be a list of tables, got {value!r}; write [{{...}}]")
-    return values
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_WORKERS:
-        raise ConfigError(
-            f"the number of workers must be a whole number from 1 to {_MOST_WORKERS}, "
-            f"got {value!r}; write for example 4"
-        )
-    return value

@@ -9,7 +9,7 @@ from offbeat.config.job import CostJob, CostOnly
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import as_discipline
 from offbeat.engine.sim.cluster import Cluster
-from offbeat.engine.sim.simulation import Simulation
+from offbeat.engine.sim.network_simulation import simulation
 from offbeat.log.log import Listener, Log
 from offbeat.report.summary import Summary, Tally
 
@@ -54,7 +54,7 @@ def estimate(
     log, tally = Log(), Tally(workers, history=False)
     log.listeners += [tally, *listeners]
     store = job.make_store(log)
-    sim = Simulation(job, cluster, store)
+    sim = simulation(job, cluster, store)
     sim.start()
     with log.followed(store, samples), _no_collection():
         while sim.step():

@@ -50,6 +50,11 @@ class EventKind(StrEnum):
     WAKE = "wake"
     FAIL = "fail"
     GIVE_UP = "give up"  # patience with a silent worker has run out
+    # The number of these four is a host's, not a worker's.
+    CUT = "cut"  # nothing gets through to it
+    HEAL = "heal"
+    HOST_FAIL = "host fails"
+    SHARE = "share"  # it has another part of its bandwidth
 
 
 # A pause holds up what the worker itself does; what the store does goes on.
@@ -82,7 +87,10 @@ class SimWorker(msgspec.Struct):
 
 
 class Simulation:
-    """An event heap over the store and the workers of a job."""
+    """An event heap over the store and the workers of a job.
+
+    Each worker has a link of its own here; `network_simulation` has those with shared ones.
+    """
 
     def __init__(self, job: AnyJob, cluster: Cluster, store: Store):
         job.check_simulated()
@@ -102,10 +110,13 @@ class Simulation:
             ComputeTimes(machine.compute, job.seed, number)
             for number, machine in enumerate(cluster.machines)
         ]
-        pull, updater = job.pull_bytes(store), job.updater_bytes(store)
-        self.push_seconds = self._link_times(job.push_bytes(store) + updater)
-        self.pull_seconds = self._link_times(pull)
-        self.full_pull_seconds = self._link_times(pull + updater)
+        updater = job.updater_bytes(store)
+        self.push_bytes = job.push_bytes(store) + updater
+        self.pull_bytes = job.pull_bytes(store)
+        self.full_pull_bytes = self.pull_bytes + updater
+        self.push_seconds = self._link_times(self.push_bytes)
+        self.pull_seconds = self._link_times(self.pull_bytes)
+        self.full_pull_seconds = self._link_times(self.full_pull_bytes)
         self._handlers: dict[EventKind, Callable[[SimEvent], None]] = {
             EventKind.JOIN: lambda event: self._join(event.worker),
             EventKind.BEGIN: lambda event: self._advance(event.worker),
@@ -211,27 +222,50 @@ class Simulation:
                 self._plan_own(EventKind.COMPUTED, number, seconds)
                 return
             if cycle.action is Action.PUSH:
-                seconds = self.push_seconds[number]
-                agent.timing.communication += seconds
-                if seconds or agent.silent_until > self.now:
-                    self._plan_own(EventKind.ARRIVED, number, seconds)
-                else:
-                    self._arrived(number)
+                self._push(number)
                 return
             if cycle.action is Action.LEASE:
                 if not self._lease(number):
                     return
             elif cycle.action is Action.PULL:
-                # One that was given up computes nothing more: it will be told to join again.
-                lost = agent.silent_until and self.store.lost(number)
-                computed = [] if lost else self._caught_up(number)
-                if computed is not None:
-                    self._say(number, Pull(computed, not cycle.centre))
+                self._pull(number)
                 return
             else:
-                timing, agent.timing = agent.timing, Timing()
-                self._say(number, Rest(timing.wait, timing.communication))
+                self._rest(number)
                 return
+
+    def _push(self, number: int) -> None:
+        """A contribution goes out."""
+        self._takes(EventKind.ARRIVED, number, self.push_seconds[number])
+
+    def _takes(self, kind: EventKind, number: int, seconds: float) -> None:
+        """What a worker sends or is sent takes so long."""
+        agent = self.agents[number]
+        agent.timing.communication += seconds
+        if seconds or agent.silent_until > self.now:
+            self._plan_own(kind, number, seconds)
+        else:
+            self._come(kind, number)
+
+    def _come(self, kind: EventKind, number: int) -> None:
+        """What was sent is there."""
+        if kind is EventKind.ARRIVED:
+            self._arrived(number)
+        else:
+            self._advance(number)
+
+    def _pull(self, number: int) -> None:
+        agent = self.agents[number]
+        # One that was given up computes nothing more: it will be told to join again.
+        lost = agent.silent_until and self.store.lost(number)
+        computed = [] if lost else self._caught_up(number)
+        if computed is not None:
+            self._say(number, Pull(computed, not agent.cycle.centre))
+
+    def _rest(self, number: int) -> None:
+        agent = self.agents[number]
+        timing, agent.timing = agent.timing, Timing()
+        self._say(number, Rest(timing.wait, timing.communication))
 
     def _lease(self, number: int) -> bool:
         """Ask for samples; False if this worker has been given up, and is told to join again."""
@@ -259,13 +293,12 @@ class Simulation:
                 self._lease(number)
             else:
                 self._leased(number, go.leases)
+        self._bring(number, snapshot)
+
+    def _bring(self, number: int, snapshot: Snapshot) -> None:
+        """What a worker has pulled comes in."""
         times = self.full_pull_seconds if snapshot.updater else self.pull_seconds
-        seconds = times[number]
-        agent.timing.communication += seconds
-        if seconds or agent.silent_until > self.now:
-            self._plan_own(EventKind.BEGIN, number, seconds)
-        else:
-            self._advance(number)
+        self._takes(EventKind.BEGIN, number, times[number])
 
     def _computed(self, event: SimEvent) -> None:
         self.agents[event.worker].cycle.computed()

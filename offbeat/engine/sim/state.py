@@ -12,6 +12,7 @@ from offbeat.engine.bring_up import ReadyRun
 from offbeat.engine.result import Run
 from offbeat.engine.session import Session
 from offbeat.engine.signals import stopped_by
+from offbeat.engine.sim.network_simulation import simulation
 from offbeat.engine.sim.simulation import Simulation
 from offbeat.log.records import Part
 from offbeat.model.table import Flat, fill, named, under
@@ -105,7 +106,7 @@ def simulate(
     assert isinstance(run.config.engine, Simulated)
     with run.session() as session:
         store = session.store
-        sim = Simulation(run.job, run.config.engine.cluster, store)
+        sim = simulation(run.job, run.config.engine.cluster, store)
         if run.kept.saved is None:
             sim.start()
         else:
