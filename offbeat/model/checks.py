@@ -197,3 +197,19 @@ def check_strangers(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
                 "parameter of the model and pass loss=ob.BatchLoss(fn) with fn(model, batch), or "
                 "freeze it with requires_grad_(False)"
             )
+
+
+def check_script_loss(loss: Tensor, model: nn.Module) -> None:
+    """Refuse parameters beside the replica in a script's loss: `run.optimizer` has not got them.
+
+    A tensor that only requires a gradient may be the script's own business, as an input is whose
+    slope is asked for.
+    """
+    for leaf in strangers(loss, model):
+        if isinstance(leaf, nn.Parameter):
+            raise ConfigError(
+                f"the loss depends on a parameter of shape {tuple(leaf.shape)} that is not the "
+                "replica's, so that workers would not train it together: put both into one module, "
+                "run.replica(nn.ModuleList([model, other])), or freeze it with "
+                "requires_grad_(False)"
+            )
