@@ -21,7 +21,7 @@ from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
 from offbeat.log.log import Listener
-from offbeat.model.checks import Trained
+from offbeat.model.checks import Trained, check_script_loss
 from offbeat.model.table import Placement
 from offbeat.rules.constraint import Constraint
 from offbeat.rules.schedule import Schedule, Shown
@@ -80,6 +80,7 @@ class Member:
         self._lease: Lease | None = None
         self._holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
+        self._looked = False  # at what a loss is computed from
         self._epoch = 0
         self._stopping = False  # the run is to end for all after this step
         self._over = self._away = False  # no more batches, because it has ended, or was left
@@ -258,6 +259,10 @@ class Member:
         """Tell the log the loss of this batch; to be called before its step."""
         if not self._holds:
             raise ConfigError("record belongs to a batch: call run.record(loss) before its step")
+        if isinstance(loss, Tensor) and not self._looked:
+            self._looked = True
+            if self._model is not None and self._front is None and self.workers > 1:
+                check_script_loss(loss, self._model)
         self._loss = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
 
     @property

@@ -13,13 +13,13 @@ from offbeat.config.checks import at_least
 from offbeat.config.describe import numerics_of
 from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
-from offbeat.config.trial import check_last_batch, try_batch
+from offbeat.config.trial import check_single_samples, try_batch
 from offbeat.data.reader import Reader
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import as_discipline
 from offbeat.errors import ConfigError
 from offbeat.model import objective
-from offbeat.model.checks import check_hooks, check_mode, check_model, check_sparse
+from offbeat.model.checks import check_copies, check_hooks, check_mode, check_model, check_sparse
 from offbeat.model.objective import BatchLoss
 from offbeat.model.table import ByCount, BySize, ByWeight, Placement, Staged, count, total_bytes
 from offbeat.rules.constraint import constraints_of, refuse_rows
@@ -30,11 +30,14 @@ from offbeat.split.plan.resolve import RunAround, resolve
 from offbeat.split.tree import batch_size, head, tensors
 
 _HASHED = 128 << 10  # bytes to hash for each update
+_MOST = 1_000_000  # workers, before memory for all of them is asked for
 _RAREST = 25  # versions at most between two hashes
 
 
 def make_job(config: RunConfig) -> Job:
     """Check everything that can be checked before a run, and put it together."""
+    if config.workers > _MOST:
+        raise ConfigError(f"workers must be at most {_MOST:,}, not {config.workers:,}")
     discipline = as_discipline(config.discipline)
     filled = discipline.for_workers(config.workers)
     model, accumulate = config.model, config.accumulate
@@ -43,6 +46,7 @@ def make_job(config: RunConfig) -> Job:
         check_mode(model)
     if config.layout is not None:
         check_hooks(model)
+        check_copies(model)
     reader = Reader(config.data, config.seed, config.shuffle, config.collate)
     cut = cut_of(config, reader)
     placement = _placement(config.shards)
@@ -72,7 +76,7 @@ def make_job(config: RunConfig) -> Job:
     _check_constraints(job)
     job.check()
     _check_length(job)
-    check_last_batch(job, config.loss)
+    check_single_samples(job, config.loss)
     return job
 
 

@@ -91,17 +91,20 @@ def _tell(telling: int, model: nn.Module, reader: Reader, loss: Loss, batch_size
     os.write(telling, msgspec.json.encode(found))
 
 
-# ---------------------------------------------------------------- the last batch of an epoch
+# ---------------------------------------------------------------- samples that are alone
 
 
-def check_last_batch(job: Job, loss: Loss | None) -> None:
-    """Refuse a run in which the last batch of an epoch has one sample and batch norm refuses it.
+def check_single_samples(job: Job, loss: Loss | None) -> None:
+    """Refuse a run in which one sample is computed alone and batch norm refuses that.
+
+    It may be all of the last batch of an epoch, or a microbatch of any.
 
     A script computes its loss itself: there the model is tried on the first of what a batch has.
     """
     numbers = job.content
     rest = job.samples % job.batch_size
-    if not rest or _smallest(numbers, rest) > 1:
+    always = job.samples >= job.batch_size and _smallest(numbers, job.batch_size) == 1
+    if not always and (not rest or _smallest(numbers, rest) > 1):
         return
     if not any(isinstance(m, NORMS) and m.training for m in numbers.model.modules()):
         return
@@ -109,6 +112,11 @@ def check_last_batch(job: Job, loss: Loss | None) -> None:
     with copied(numbers.model) as model, torch.no_grad():
         numbers.reader.reseed(first)
         error = _error(model, numbers.reader.read(first), loss)
+    if error is not None and always:
+        raise ConfigError(
+            f"of the {job.batch_size} samples of a batch, some are computed alone, and the model's "
+            f"batch norm refuses that ({error}): write fewer microbatches, or a larger batch_size"
+        )
     if error is not None:
         what = "" if rest == 1 else f" {rest} samples, of which one is computed alone,"
         what = what or " one sample,"

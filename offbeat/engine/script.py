@@ -22,7 +22,7 @@ from offbeat.data.lease import Lease
 from offbeat.data.random_state import seed_all
 from offbeat.data.reader import mix
 from offbeat.discipline.named import as_discipline
-from offbeat.model.checks import check_hooks
+from offbeat.model.checks import check_copies, check_hooks
 from offbeat.split.layout import in_halves
 from offbeat.split.script_model import Stages
 from offbeat.split.script_replica import ScriptReplica
@@ -49,6 +49,7 @@ def script_job(config: RunConfig) -> Job:
         return make_job(config)
     # Stages are made of the model while the script holds the front.
     check_hooks(config.model)
+    check_copies(config.model)
     return make_job(replace(config, model=copy.deepcopy(config.model)))
 
 

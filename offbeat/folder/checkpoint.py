@@ -100,7 +100,7 @@ class RunFolder:
         that could be mistaken for another's.
         """
         self.check_new(resume)
-        _check_storable(initial)
+        check_storable(initial)
         try:
             make_folder(self.path)
             make_folder(self.checkpoints)
@@ -338,17 +338,18 @@ def _parsed(name: str) -> tuple[int, int]:
     return int(version), int(again or 0)
 
 
-def _check_storable(tensors: Mapping[str, Tensor]) -> None:
+def check_storable(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what a checkpoint could not hold, whether it is made in a folder or in memory."""
     for name, tensor in tensors.items():
         if name == "__metadata__":
             raise ConfigError(
                 "a tensor called '__metadata__' cannot be kept, because safetensors files have "
-                "another use for that name: call it something else, or leave out= away"
+                "another use for that name: call it something else"
             )
         if tensor.dtype not in KINDS:
             raise ConfigError(
                 f"{name!r} has dtype {tensor.dtype}, which safetensors files cannot keep: "
-                "use another, or leave out= away"
+                "use another"
             )
 
 

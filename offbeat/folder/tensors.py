@@ -19,7 +19,9 @@ KINDS = {
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
     **{torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8"},
     torch.bool: "BOOL",
+    torch.complex128: "F64",  # pairs, whose names the header has: the format has no word for them
 }
+_PAIRS = "complex128"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -28,10 +30,12 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     In the format of safetensors, whose own functions need all of them a second time in memory.
     Returns a checksum.
     """
-    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    own = {name: _plain(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    pairs = [name for name, tensor in tensors.items() if tensor.dtype is torch.complex128]
     # The widest first, so that each begins at a multiple of its width.
     order = sorted(own, key=lambda name: (-own[name].element_size(), name))
-    header, offset = {}, 0
+    header: dict[str, Any] = {"__metadata__": {_PAIRS: json.dumps(pairs)}} if pairs else {}
+    offset = 0
     for name in order:
         end = offset + own[name].numel() * own[name].element_size()
         about = {"dtype": KINDS[own[name].dtype], "shape": list(own[name].shape)}
@@ -46,6 +50,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
             total.update(piece)
     sync(path)
     return total.hexdigest()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The numbers in order, with nothing that is only noted beside them."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype is torch.complex128:
+        tensor = torch.view_as_real(tensor)
+    return tensor.contiguous()
 
 
 def replace_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -65,10 +77,12 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         readable(path).close()
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            pairs = json.loads((file.metadata() or {}).get(_PAIRS, "[]"))
+            return found | {name: torch.view_as_complex(found[name]) for name in pairs}
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged or cut short: {error}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None

@@ -1,5 +1,6 @@
 """Which models and losses are refused, because they would come back wrong or change in a run."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,8 @@ from offbeat.errors import ConfigError
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 # What a dense gradient is the same as a sparse one to: rows without a gradient stay as they are.
 _SPARSE = (torch.optim.SGD, torch.optim.Adagrad)
+# Attributes of every module, where PyTorch itself keeps parameters, buffers and modules.
+_OF_PYTORCH = frozenset(vars(nn.Module()))
 
 
 def check_model(model: nn.Module) -> None:
@@ -60,6 +63,17 @@ def check_hooks(model: nn.Module) -> None:
             )
 
 
+def check_copies(model: nn.Module) -> None:
+    """The stages of a layout have modules of their own too."""
+    try:
+        copy.deepcopy(model)
+    except Exception as error:
+        raise ConfigError(
+            f"the model cannot be copied ({type(error).__name__}: {error}), and a layout computes "
+            "with modules of its own: leave layout out, or let forward make what has no copy"
+        ) from error
+
+
 def made_of_torch(model: nn.Module, loss: Any) -> bool:
     """Whether model and loss are PyTorch's own, with nothing of the user's hung into them."""
     ours = "torch.nn.modules."
@@ -103,10 +117,33 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
+def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Views of what is trained that modules hold as plain attributes, or in lists and dicts.
+
+    They would go on looking at memory that training has left.
+    """
+    known = {id(tensor) for _, tensor in _named(model)}
+    trained = {_memory(p) for p in model.parameters() if p.requires_grad and p.numel()}
+    for prefix, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in _OF_PYTORCH:
+                continue
+            inside = value.values() if isinstance(value, dict) else value
+            for tensor in inside if isinstance(value, dict | list | tuple) else [value]:
+                if not isinstance(tensor, Tensor) or id(tensor) in known:
+                    continue
+                if tensor.layout == torch.strided and _memory(tensor) in trained:
+                    yield f"{prefix}.{key}" if prefix else key, tensor
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def _check_ties(model: nn.Module) -> None:
     """One tensor under two names is known by its identity; memory that two tensors share is not."""
     spans: list[tuple[int, int, str]] = []
-    for name, tensor in _named(model):
+    for name, tensor in [*_named(model), *_held(model)]:
         if tensor.numel() and tensor.layout == torch.strided:
             last = sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.data_ptr()
@@ -195,3 +232,19 @@ class Trained:
             f"the model has other parameters than when the run began: {what}, and the run would "
             "not train it: build the whole model before run.replica(model), and change it no more"
         )
+
+
+def check_script_loss(loss: Tensor, model: nn.Module) -> None:
+    """Refuse parameters beside the replica in a script's loss: `run.optimizer` has not got them.
+
+    A tensor that only requires a gradient may be the script's own business, as an input is whose
+    slope is asked for.
+    """
+    for leaf in strangers(loss, model):
+        if isinstance(leaf, nn.Parameter):
+            raise ConfigError(
+                f"the loss depends on a parameter of shape {tuple(leaf.shape)} that is not the "
+                "replica's, so that workers would not train it together: put both into one module, "
+                "run.replica(nn.ModuleList([model, other])), or freeze it with "
+                "requires_grad_(False)"
+            )

@@ -2,22 +2,29 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 
 from offbeat.data.random_state import undisturbed
+from offbeat.model.shared_model import untouched
 
 
 @contextmanager
 def tried(model: nn.Module) -> Iterator[nn.Module]:
     """A copy for a trial: parameters, buffers, modes and whatever else a module may count.
 
-    Generators of random numbers, Python's and NumPy's too, are afterwards what they were.
+    Of a model that has no copy it is the model itself, which is put back afterwards. Generators of
+    random numbers, Python's and NumPy's too, are afterwards what they were.
     """
-    with same_chance(model):
-        yield copy.deepcopy(model)
+    with same_chance(model), ExitStack() as after:
+        try:
+            own = copy.deepcopy(model)
+        except Exception:  # it holds a handle, a generator or a tensor inside a graph
+            after.enter_context(untouched(model))
+            own = model
+        yield own
 
 
 @contextmanager

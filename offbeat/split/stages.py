@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.data.random_state import RandomState
 from offbeat.errors import ConfigError
 from offbeat.model.copies import tried
 from offbeat.split.plan.blocks import ANNOTATION, Block, Tie
@@ -111,8 +112,10 @@ def check_same(model: nn.Module, blocks: Sequence[Block], sample: Any) -> None:
     # Without dropout and without statistics that move, both are functions of the sample.
     with tried(model) as own, torch.no_grad():
         own.eval()
+        drawn = RandomState()
         # Copies, for blocks that write in place.
         wanted = list(tensors(own(mapped(Tensor.clone, sample))))
+        drawn.recall()  # some draw in evaluation mode too
         value = mapped(Tensor.clone, sample)
         for stage in cut(own, blocks, range(len(blocks))):
             value = stage(value)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from offbeat.errors import ConfigError
 from offbeat.log.log import read
 from offbeat.log.records import Updated
 from tests.contract.common import Problem, run
@@ -21,6 +22,7 @@ FIXED = {
     "mask": torch.tensor([True, False, True]),
     "small": torch.tensor([0.1, float("nan"), float("inf"), -0.0], dtype=torch.bfloat16),
     "narrow": torch.tensor([[1 / 3, 65504.0]], dtype=torch.float16),
+    "wide": torch.tensor([1 / 3 + 2j / 7], dtype=torch.complex128),
     "fine": torch.tensor(1 / 3, dtype=torch.float64),
     "bytes": torch.arange(5, dtype=torch.uint8),
     "none": torch.zeros(0),
@@ -99,3 +101,17 @@ def test_counters_are_exact_and_statistics_are_averaged_by_samples(engine, disci
     steps = [count / 4 for count in samples]
     mean = sum(count * step for count, step in zip(samples, steps, strict=True)) / sum(samples)
     torch.testing.assert_close(got.model.wave, torch.tensor([(2 + 1j) * mean]))
+
+
+def test_what_a_run_without_a_folder_keeps_is_kept_whole(local_only):
+    """Its checkpoints lie in memory, and hold what the files of one would."""
+    got = run(local_only, holding(), "gossip", workers=2, optimizer=SGD)
+    for name, value in FIXED.items():
+        assert _bits(got.model.get_buffer(name)) == _bits(value), name
+
+
+def test_what_no_checkpoint_can_hold_is_refused(local_only):
+    what = holding()
+    what.model.register_buffer("odd", torch.zeros(1, dtype=torch.float8_e4m3fnuz))
+    with pytest.raises(ConfigError, match="'odd' has dtype"):
+        run(local_only, what, "gossip", workers=2, optimizer=SGD)

@@ -130,6 +130,23 @@ def test_it_is_not_refused_where_it_does_no_harm() -> None:
     assert run("sim", what, "bsp", workers=2).summary().ledger[0]["applied"] == 25
 
 
+def test_a_model_that_has_no_copy_is_tried_too() -> None:
+    what = problem(normed, samples=25)
+    what.model.handle = (number for number in range(3))
+    with pytest.raises(ConfigError, match="last batch of every epoch has one sample"):
+        ob.train(*what, discipline="bsp", optimizer=SGD, engine="sim", workers=2, batch_size=4)
+    assert all(module.training for module in what.model.modules())
+    assert what.model[1].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("split", ["count", "time"])
+@pytest.mark.parametrize("engine", ["sim", "local"])
+def test_microbatches_of_one_sample_are_refused(engine: str, split: str) -> None:
+    how = {"layout": f"pp=2,microbatches=4,split={split}", "workers": 1}
+    with pytest.raises(ConfigError, match="write fewer microbatches, or a larger batch_size"):
+        run(engine, problem(normed, samples=24), "bsp", batch_size=4, **how)
+
+
 @pytest.mark.parametrize("value", [1, "yes", None])
 def test_drop_last_is_true_or_false(value: Any) -> None:
     with pytest.raises(ConfigError, match="drop_last must be True or False"):

@@ -296,6 +296,41 @@ def test_one_that_fails_in_its_loop_and_comes_back_has_not_left(tmp_path: Path) 
     assert everything_once(out)
 
 
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [("1 / 0", "division by zero"), ("raise SystemExit(7)", "exit status 7, before the run")],
+)
+def test_one_that_fails_in_its_loop_and_is_not_back_in_time_has_not_left(
+    tmp_path: Path, fail: str, words: str
+) -> None:
+    """The other does the rest, and the one that is started again finds nothing to do."""
+    lines = [
+        "if run.rank == 0 and step == 2: select.select([failing], [], [])",
+        f"if run.rank == 1 and step == 2: os.eventfd_write(failing, 1); {fail}",
+    ]
+    before = f"\n{' ' * 8}".join(lines)
+    what = script(tmp_path, before=before, end="if run.rank == 0: os.eventfd_write(over, 1)")
+    # Whoever is forked after the failure goes on when worker 0 is through.
+    held = """
+import os
+import select
+
+failing, over = os.eventfd(0), os.eventfd(0)
+
+
+def hold():
+    if select.select([failing], [], [], 0)[0]:
+        select.select([over], [], [])
+
+
+os.register_at_fork(after_in_child=hold)
+"""
+    what.path.write_text(held + what.path.read_text())
+    done = offbeat("-n", 2, "--sync", "asp", what.path)
+    assert done.returncode == 3, done.stdout
+    assert words in done.stderr
+
+
 # ---------------------------------------------------------------- mistakes
 
 

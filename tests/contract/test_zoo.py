@@ -126,6 +126,7 @@ LAYOUTS = {
     "masked by a hook": "has a hook",
     "hook after accumulation": "has a hook",
     "loss reads the model": "looks at the model's parameters",
+    "without a copy": "cannot be copied",
 }
 
 

@@ -96,6 +96,28 @@ def buffer_over_a_parameter() -> Case:
     return Case(model, refused="over the same memory")
 
 
+def view_of_a_parameter() -> Case:
+    """A view that is no tensor of the model's own, as `state_dict` sees it."""
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp()
+            self.rows = [self.body[2].weight[:, :2]]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x) + self.rows[0].sum()
+
+    return Case(Looking(), refused="over the same memory")
+
+
+def without_a_copy() -> Case:
+    """Batch norm whose last batch has to be tried, in a model that holds a generator."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    model.handle = (number for number in range(3))
+    return Case(model, mean=False)
+
+
 def frozen() -> Case:
     model = mlp()
     model[0].requires_grad_(False)
@@ -388,6 +410,8 @@ ZOO: dict[str, Callable[[], Case]] = {
     "module used twice": module_used_twice,
     "tied by memory": tied_by_memory,
     "buffer over a parameter": buffer_over_a_parameter,
+    "view of a parameter": view_of_a_parameter,
+    "without a copy": without_a_copy,
     "frozen": frozen,
     "part in evaluation mode": part_in_evaluation_mode,
     "all in evaluation mode": all_in_evaluation_mode,

@@ -1,9 +1,11 @@
 """Models in parts: found without tracing, named as before, and the same function."""
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -234,6 +236,15 @@ def test_errors_inside_a_block_stay_what_they_are() -> None:
     model.layout_blocks = [(wrong, "one"), "two"]
     with pytest.raises(AttributeError, match="missing"):
         Stage(model, find(model))(rows())
+
+
+def test_blocks_may_draw_in_evaluation_mode_too() -> None:
+    class Shaky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (1 + random.random()) * float(np.random.rand()) + torch.rand(())
+
+    model = nn.Sequential(Shaky(), nn.Linear(WIDTH, WIDTH), Shaky())
+    check_same(model, find(model), torch.randn(3, WIDTH))
 
 
 def test_blocks_that_are_another_function_are_refused() -> None:

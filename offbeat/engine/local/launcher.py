@@ -27,7 +27,16 @@ from offbeat.engine.local.watchdog import FILES, IDLE, Watchdog
 from offbeat.engine.result import Run, interrupted
 from offbeat.engine.run_session import RunSession, Saved, undisturbed
 from offbeat.engine.signals import children_kept, heard
-from offbeat.engine.spawn import RESTARTS, SERVER, TESTER, Handle, Role, Spawner, failed
+from offbeat.engine.spawn import (
+    RESTARTS,
+    SERVER,
+    TESTER,
+    Handle,
+    ProcessFailed,
+    Role,
+    Spawner,
+    failed,
+)
 from offbeat.errors import RunError
 from offbeat.log.log import Listener, decode
 from offbeat.log.records import Admitted, Entry, Evaluated, Updated
@@ -70,6 +79,7 @@ class Launcher:
         self.inbox: ReportInbox | None = None
         self.done: RunDone | None = None
         self.mistake: RunError | None = None  # of a script after its loop
+        self.untold: dict[int, RunError] = {}  # of scripts in their loops, until they are back
         self.ended = 0.0
         self.stopping: int | None = None  # the signal that asked for it
         self.branches, self.spawner = branches, spawner
@@ -83,8 +93,9 @@ class Launcher:
                 while self.done is None or self._somebody_left():
                     if not self._turn():
                         self._restart_all()
-            if self.mistake is not None:
-                raise self.mistake
+            never_back = [self.untold[n] for n in sorted(self.tally.left) if n in self.untold]
+            if self.mistake is not None or never_back:
+                raise self.mistake or never_back[0]
             assert self.done is not None
             return self.done
         finally:
@@ -274,6 +285,11 @@ class Launcher:
                 self.mistake = failed(self._role(number), words)
                 self.ended = time.monotonic()
             return True  # told when the others have left: they may be about to save something
+        if words is not None:
+            self.untold[number] = failed(self._role(number), words)
+        elif self.branches and number >= 0 and (child.status or 0) > 0:
+            ended = f"{self._role(number).title} ended its script with exit status {child.status}"
+            self.untold[number] = ProcessFailed(f"{ended}, before the run was over")
         if self.done is not None or child.well:
             return number != SERVER or self.done is not None
         if words is not None and words.ours:

@@ -11,6 +11,7 @@ from offbeat.data import prefetch
 from offbeat.engine.local.allreduce import ALLREDUCE, check_allreduce, rule_table, updater_table
 from offbeat.engine.local.shared_memory import MemoryPlan
 from offbeat.errors import ConfigError
+from offbeat.folder.checkpoint import check_storable, model_tensors
 from offbeat.model.table import Table, buffer_entries, count, parameter_entries, place
 
 
@@ -39,6 +40,7 @@ def check(job: Job, local: Local) -> None:
     _check_files(job)
     if isinstance(local, Hosts):
         _check_hosts(job)
+    check_storable(model_tensors(job.content.model))  # a checkpoint in memory is such files too
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise ConfigError(
             "CUDA is in use already, and a process that uses it cannot be forked: build the "

@@ -69,7 +69,14 @@ def profile(
         for block in blocks:
             stage = Stage(own, (block,)).train()
             runs.append(_Run(stage, [p for p in stage.parameters() if p.requires_grad]))
-        _remember(runs, sample, precision)
+        try:
+            _remember(runs, sample, precision)
+        except Exception as error:
+            raise ConfigError(
+                f"the model does not take a microbatch of {_samples(samples)} in training "
+                f"({type(error).__name__}: {error}): write fewer microbatches, or a larger "
+                "batch_size"
+            ) from error
         costs = [_bytes(run, after) for run, after in zip(runs, [*runs[1:], None], strict=True)]
         passes = [_timed(runs, sample, precision, clock) for _ in range(WARM_UP + repeats)]
         shared = [SharedTensor()] * len(runs)
@@ -205,6 +212,10 @@ class _Watch:
     def end(self) -> None:
         for hook in self.hooks:
             hook.remove()
+
+
+def _samples(number: int) -> str:
+    return "1 sample" if number == 1 else f"{number} samples"
 
 
 # ---------------------------------------------------------------- bytes
