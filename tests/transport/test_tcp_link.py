@@ -174,7 +174,7 @@ def test_leaving_does_not_wait_for_a_store_that_is_gone() -> None:
         connect = maker.dialer.connect
 
         class Gone:
-            def connect(self, seconds: float) -> Any:
+            def connect(self, *seconds: float) -> Any:
                 looking.set()
                 raise ConnectionRefusedError
 
