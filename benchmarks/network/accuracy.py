@@ -12,8 +12,9 @@ from benchmarks.network.runs import Scene, train
 from benchmarks.peers.launch import PeerFailed
 from benchmarks.scale import Scale
 
+BATCH = 32
 EMULATE = (0.02, 0.02, 0.02, 0.02 * FACTOR)
-MOST = 6 * 60_000 // (32 * len(EMULATE))  # steps of a worker: six epochs
+MOST = 6 * 60_000 // (BATCH * len(EMULATE))  # steps of a worker: six epochs
 TIMED = 12  # steps of DDP over the slow links
 
 
@@ -25,11 +26,14 @@ class Contender:
     rate: float
 
 
-CONTENDERS = (
-    Contender("async-local:16", 0.1),
-    Contender("local:16", 0.2),
-)
-DDP_RATE = 0.3
+# Every rate is the one that reached 97 % first with seed 0 in a simulation (engine="sim") of these
+# four speeds with this model and batch, tested every 2,560 samples; workers had 150 Mbit/s each
+# and int8 both ways. For async-local:16 0.05, 0.1, 0.15 and 0.2 took 23.0, 18.8, 18.8 and 26.9 s.
+# DDP's is bsp's, which makes the same updates: 0.2, 0.3, 0.45 and 0.7 took 640, 560, 520 and 560
+# of them. async-local:32 with 0.1 took 24.1 s. Left out with one rate tried, and slower than the
+# first: async-local:8 (0.1: 21.1 s), fedbuff:k=4,every=16 (0.2: 27.9 s), local:16 (0.2: 58.5 s).
+CONTENDERS = (Contender("async-local:16", 0.1), Contender("async-local:32", 0.1))
+DDP_RATE = 0.45
 
 
 def to_accuracy(scale: Scale) -> list[Figure]:
@@ -40,7 +44,7 @@ def to_accuracy(scale: Scale) -> list[Figure]:
         return [Figure(f"{what} the best", None, "x", at_least=5, beside=reason)]
     assert scale.mnist is not None
     goal = (str(scale.mnist.resolve()), scale.accuracy, scale.samples)
-    scene = Scene(EMULATE, SLOW, "million", 32, MOST, goal=goal)
+    scene = Scene(EMULATE, SLOW, "million", BATCH, MOST, goal=goal)
     peers = []
     for one in CONTENDERS:
         runs = [_seconds(replace(scene, rate=one.rate, seed=s), one) for s in range(scale.reaches)]
