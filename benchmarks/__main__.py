@@ -19,6 +19,7 @@ from benchmarks.table import WIDTH, as_json, table, verdict
 BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "share": simulator.own_share,
     "scaling": simulator.scaling,
+    "sites": simulator.sites,
     "exchange": exchange.exchange,
     "before-image": exchange.before_image,
     "shards": shards.shards,

@@ -136,6 +136,33 @@ def own_share(scale: Scale) -> list[Figure]:
     ]
 
 
+def _sites(count: int) -> ob.Cluster:
+    """Sites with a link each of 100 to 500 Mbit/s, and a store with 10 Gbit/s."""
+    hosts = tuple(
+        ob.Host(f"site{n}", 1.25e7 * (1 + n % 3), 1.25e7 * (1 + n % 5), 0.02, 4e6)
+        for n in range(count)
+    )
+    step = ob.Cluster.equal(1, "lognormal:20ms,0.3").machines[0].compute
+    machines = tuple(ob.Machine(step, host=host.name) for host in hosts for _ in range(8))
+    return ob.Cluster(machines, network=ob.Network(hosts, ob.StoreLink(1.25e9, 1.25e9)))
+
+
+def sites(scale: Scale) -> list[Figure]:
+    """Cost-only runs on hosts that share WAN links."""
+    count = scale.workers // 10
+    cluster = _sites(count)
+    seconds = _seconds(lambda: ob.estimate(cluster, "local:16", steps=125, model_bytes=1_000_000))
+    return [
+        Figure(
+            f"{count:,} sites x 8 workers x 125 steps over shared links, local:16, cost only",
+            seconds,
+            "s",
+            at_most=300,
+            beside=f"{seconds / (count * 1000) * 1e6:.1f} us a step",
+        )
+    ]
+
+
 def scaling(scale: Scale) -> list[Figure]:
     """Cost-only runs under SSP: microseconds per step as the cluster grows a hundredfold."""
 

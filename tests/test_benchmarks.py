@@ -210,7 +210,7 @@ def test_a_group_that_fails_leaves_the_others_their_figures(monkeypatch, tmp_pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nonsense"], "no benchmark 'nonsense'; there are share, scaling, exchange"),
+        (["nonsense"], "no benchmark 'nonsense'; there are share, scaling, sites"),
         (["--mnist", "/nowhere/at/all"], "is not a folder"),
     ],
 )

@@ -30,7 +30,7 @@ import typer
 import offbeat
 from offbeat.cli import app, main
 from offbeat.discipline.named import ROWS, parse
-from offbeat.engine.sim import cluster
+from offbeat.engine.sim import cluster, faults, hosts
 from offbeat.log.records import Entry, Part
 from offbeat.report.summary import Summary, WorkerFigures
 from offbeat.studies.demo import CONTENDERS
@@ -349,7 +349,9 @@ def test_every_log_record_and_figure_is_explained() -> None:
 
 def test_every_key_of_a_cluster_is_explained() -> None:
     text = (DOCS / "engines.md").read_text()
-    for kind in (cluster.Cluster, cluster.Machine, cluster.Pause, cluster.Failure):
+    described = (hosts.Network, hosts.Host, hosts.StoreLink, hosts.Region, hosts.Share)
+    befalls = (faults.Pause, faults.Failure, faults.Outage)
+    for kind in (cluster.Cluster, cluster.Machine, *described, *befalls):
         for name in kind.__dataclass_fields__:
             assert f"`{name}`" in text, name
 

@@ -171,6 +171,21 @@ class NetworkSimulation(Simulation):
         del self.transfers[number]
         return True
 
+    def _takes(self, kind: EventKind, number: int, seconds: float) -> None:
+        """What is under way is there so many seconds from now, if its worker is not paused."""
+        agent = self.agents[number]
+        agent.timing.communication += seconds
+        if seconds or agent.silent_until > self.now:
+            self._plan_own(kind, number, seconds)
+        else:
+            self._come(kind, number)
+
+    def _come(self, kind: EventKind, number: int) -> None:
+        if kind is EventKind.ARRIVED:
+            self._arrived(number)
+        else:
+            self._advance(number)
+
     def _landed(self, event: SimEvent) -> None:
         """The last bytes of a transfer would be there, if something gets through."""
         number = event.worker

@@ -236,23 +236,14 @@ class Simulation:
 
     def _push(self, number: int) -> None:
         """A contribution goes out."""
-        self._takes(EventKind.ARRIVED, number, self.push_seconds[number])
-
-    def _takes(self, kind: EventKind, number: int, seconds: float) -> None:
-        """What a worker sends or is sent takes so long."""
-        agent = self.agents[number]
+        agent, seconds = self.agents[number], self.push_seconds[number]
         agent.timing.communication += seconds
         if seconds or agent.silent_until > self.now:
-            self._plan_own(kind, number, seconds)
+            self._plan_own(EventKind.ARRIVED, number, seconds)
+        elif self.cluster.apply == 0:
+            self._serve(number)
         else:
-            self._come(kind, number)
-
-    def _come(self, kind: EventKind, number: int) -> None:
-        """What was sent is there."""
-        if kind is EventKind.ARRIVED:
             self._arrived(number)
-        else:
-            self._advance(number)
 
     def _pull(self, number: int) -> None:
         agent = self.agents[number]
@@ -292,13 +283,21 @@ class Simulation:
             if agent.cycle.centre:  # it pulls before it exchanges, and gets samples afterwards
                 self._lease(number)
             else:
-                self._leased(number, go.leases)
+                for lease in go.leases:
+                    worker.take(lease)
+                agent.cycle.leased(bool(go.leases))
         self._bring(number, snapshot)
 
     def _bring(self, number: int, snapshot: Snapshot) -> None:
         """What a worker has pulled comes in."""
+        agent = self.agents[number]
         times = self.full_pull_seconds if snapshot.updater else self.pull_seconds
-        self._takes(EventKind.BEGIN, number, times[number])
+        seconds = times[number]
+        agent.timing.communication += seconds
+        if seconds or agent.silent_until > self.now:
+            self._plan_own(EventKind.BEGIN, number, seconds)
+        else:
+            self._advance(number)
 
     def _computed(self, event: SimEvent) -> None:
         self.agents[event.worker].cycle.computed()
