@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401  optimisers import it, which takes each fork a second or more
 
 import offbeat as ob
 from offbeat.cli import main
