@@ -130,10 +130,15 @@ def _passed_on(children: dict[int, WorkerChild], asked: list[int]) -> Iterator[N
 def _become(parent: int) -> None:
     """In the child: it dies with its parent, and hears of Ctrl-C from it alone."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _leave_well)
     with suppress(OSError):
         os.setpgid(0, 0)
     be_child(parent, "offbeat work")
+
+
+def _leave_well(number: int, frame: Any) -> NoReturn:
+    """The store hears of it at once, and need not wait whether the process comes again."""
+    raise SystemExit(128 + number)
 
 
 def _tell(pipe: int, number: int) -> None:
