@@ -79,6 +79,17 @@ class EndRun(Message):
     """The script of this worker ends the run for everybody."""
 
 
+class Probe(Message):
+    """What a worker has measured of its link since its last probe; 0 is nothing.
+
+    The other end of the link answers at once, and the protocol does not hear of it.
+    """
+
+    round_trip: float
+    nbytes: int  # of large transfers from the store
+    seconds: float  # that these took
+
+
 class Goodbye(Message):
     """The worker's last words: what it held, and how well its stages overlapped."""
 
@@ -145,6 +156,10 @@ class Go(Message):
     before: float = 0.0  # seconds for which it was held before the run had begun
 
 
+class Probed(Message):
+    """The answer to a probe."""
+
+
 class Leased(Message):
     """The next samples, or none."""
 
@@ -179,8 +194,11 @@ ToStore = (
     | GroupFailed
     | Applied
     | Pong
+    | Probe
 )
-ToWorker = Welcome | Accepted | Go | Leased | Rejoin | Wake | Stop | StartRound | ApplyMean | Ping
+ToWorker = (
+    Welcome | Accepted | Go | Leased | Rejoin | Wake | Stop | StartRound | ApplyMean | Ping | Probed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 to_store = msgspec.msgpack.Decoder(ToStore).decode

@@ -10,12 +10,16 @@ to have it.
 import socket
 import ssl
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Any, NamedTuple
 
 from offbeat.errors import OffbeatError
+from offbeat.transport.meter import LARGE, Transfers
 
 Views = list[memoryview]
 
@@ -26,6 +30,7 @@ FEW = 1 << 15  # bytes that are read by way of a small buffer; more go straight 
 STRIPED = 1 << 20  # bytes of buffers from which on all connections carry some
 PIECE = 1 << 18  # bytes that go through TLS in one call: the same have to be tried again
 MOST = 4  # connections of a link
+ALL = 1 << 62  # bytes: more than there are
 
 
 class ConnectionLost(Exception):
@@ -88,15 +93,17 @@ class Connection:
         while self.kept and self.kept[0].frame <= frames:
             self.kept.popleft()
 
-    def flush(self) -> bool:
-        """Send what the socket takes now; whether that is all."""
-        wire = self.wire
+    def flush(self, most: int = ALL) -> bool:
+        """Send what the socket takes now, or about `most` bytes of it; whether that is all."""
+        wire, until = self.wire, self.sent + most
         if wire is None:
             return True
         for start, view, _ in self.kept:
             stop = start + len(view)
             while self.sent < stop:
-                rest = view[self.sent - start :]
+                if self.sent >= until:
+                    return False
+                rest = view[self.sent - start : until - start]
                 try:
                     self.sent += wire.send(rest if type(wire) is socket.socket else rest[:PIECE])
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -156,6 +163,8 @@ class Frames:
         self.message: Any = None  # of the last whole frame
         self.wanted: list[deque[memoryview]] = [deque() for _ in self.connections]
         self.nbytes, self.told = 0, memoryview(b"")  # of the frame that is coming
+        self.since, self.before = 0.0, 0  # when it began to come, and what had come, if it is large
+        self.incoming = Transfers()  # those that have come without a break
         self.stage = self._begin()
 
     # ------------------------------------------------------------ out
@@ -174,11 +183,11 @@ class Frames:
             for view in views:
                 connection.put(view, self.queued)
 
-    def flush(self) -> bool:
-        """Send what can be sent now; whether that is all."""
+    def flush(self, most: int = ALL) -> bool:
+        """Send what can be sent now, or some of it; whether that is all."""
         done = True
         for connection in self.connections:
-            done &= connection.flush()
+            done &= connection.flush(most)
         return done
 
     def _cut(self, buffers: Sequence[memoryview]) -> list[Views]:
@@ -227,8 +236,15 @@ class Frames:
                 for wanted, mine in zip(self.wanted, self._cut(views), strict=True):
                     wanted.extend(mine)
                 self.stage = "buffers"
+                if self.nbytes >= LARGE:
+                    self.since, self.before = time.perf_counter(), self.received
             else:
                 self.came += 1
+                if self.since:
+                    # Without what came together with its head, which has taken no time.
+                    nbytes = self.received - self.before
+                    self.incoming.add(nbytes, time.perf_counter() - self.since)
+                    self.since = 0.0
                 self.stage = self._begin()
                 return True
         return False
@@ -247,9 +263,40 @@ class Frames:
         return whole
 
     @property
+    def sent(self) -> int:
+        """Bytes that have gone out."""
+        return sum(one.sent for one in self.connections)
+
+    @property
+    def received(self) -> int:
+        """Bytes that have come in."""
+        return sum(one.received for one in self.connections)
+
+    @property
     def moved(self) -> int:
         """Bytes that have gone either way; it grows as long as there is life."""
-        return sum(one.sent + one.received for one in self.connections)
+        return self.sent + self.received
+
+    @property
+    def underway(self) -> bool:
+        """Whether the system still holds bytes that the other end has not got, as far as it tells.
+
+        Unlike `flush` this looks beyond what the sockets have taken.
+        """
+        try:
+            return any(ioctl(wire, TIOCOUTQ, bytes(4)) != bytes(4) for wire in self.wires())
+        except OSError:
+            return False
+
+    @property
+    def coming(self) -> bool:
+        """Whether the buffers of a frame are on their way."""
+        return self.stage == "buffers"
+
+    def lose(self, index: int) -> None:
+        """A connection is gone; the time of what was coming says nothing of the link."""
+        self.connections[index].detach()
+        self.since = 0.0
 
     def wires(self) -> list[socket.socket]:
         return [one.wire for one in self.connections if one.wire is not None]

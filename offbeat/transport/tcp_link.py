@@ -20,6 +20,8 @@ from offbeat.model.table import Flat
 from offbeat.protocol.messages import (
     Go,
     Join,
+    Probe,
+    Probed,
     Push,
     Rejoin,
     Stop,
@@ -33,15 +35,17 @@ from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
 from offbeat.transport.cargo import Cargo, Packing
 from offbeat.transport.dial import Dialer
-from offbeat.transport.frames import MOST, ConnectionLost, Frames, Misbehaved, Views, tune
+from offbeat.transport.frames import ALL, MOST, ConnectionLost, Frames, Misbehaved, Views, tune
 from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, ask
 from offbeat.transport.link import StoreGone
+from offbeat.transport.meter import EVERY, Transfers
 from offbeat.transport.slots import fill, snapshot_in
 from offbeat.worker.contribution import Contribution, Snapshot
 
 AWAY = 4  # times patience for which a worker looks for a store that does not answer
 FAR = 2e-3  # seconds of a round trip from which one connection is not enough
 LINK = 16  # bytes of the name of a link
+BESIDE_PROBE = 1 << 18  # bytes that are sent in one go while the answer to a probe is due
 Result = TypeVar("Result")
 Mended = tuple[socket.socket, int]  # a connection, and how many bytes the store has had of it
 
@@ -146,7 +150,10 @@ class Pump:
     def __init__(self, maker: Maker, decode: Callable[[bytes], tuple[ToWorker, Views]]):
         self.maker, self.decode = maker, decode
         self.joining = self.anew = self.over = self.closed = False
-        self.bytes = 0  # over links that are no more
+        self.asked = 0.0  # when the last probe went out whose answer is due
+        self.came = 0  # frames that had come by then
+        self.due = 0.0  # when the next one goes
+        self.round_trip = 0.0  # that the last one took
         self.link, self.frames = self._fresh()
 
     def _fresh(self) -> tuple[bytes, Frames]:
@@ -161,11 +168,33 @@ class Pump:
         if self.closed:
             raise StoreGone
         self.joining |= isinstance(message, Join)
+        if isinstance(message, Push):
+            self._probe()
         self.frames.put(encode(message), buffers)
         try:
-            self.frames.flush()
+            self._flush()
         except ConnectionLost as lost:
             self._mend(lost)
+
+    def _probe(self) -> None:
+        """Before what is large is on its way: the link is quiet now, in both directions."""
+        now = time.perf_counter()
+        if now < self.due:
+            return
+        found, self.frames.incoming = self.frames.incoming, Transfers()
+        self.frames.put(encode(Probe(self.round_trip, found.nbytes, found.seconds)))
+        self.due = now + EVERY
+        self.asked, self.came, self.round_trip = now, self.frames.came, 0.0
+
+    def _probed(self) -> None:
+        """The answer to a probe; it says nothing if something else was before it on the way."""
+        if self.asked and self.frames.came == self.came + 1:
+            self.round_trip = time.perf_counter() - self.asked
+        self.asked = 0.0
+
+    def _flush(self) -> bool:
+        """Send what can be sent; while an answer is due little at a time, to see it at once."""
+        return self.frames.flush(BESIDE_PROBE if self.asked else ALL)
 
     def wait(self) -> ToWorker:
         """What comes next."""
@@ -181,9 +210,12 @@ class Pump:
             self.anew = False
             return Rejoin()
         try:
-            sent = self.frames.flush()
+            sent = self._flush()
             if self.frames.absorb():
                 found: ToWorker = self.frames.message
+                if isinstance(found, Probed):
+                    self._probed()
+                    return None
                 self.joining &= not isinstance(found, Welcome)
                 self.over |= isinstance(found, Stop)
                 return found
@@ -202,23 +234,18 @@ class Pump:
         if self.over:
             raise StoreGone
         connection = self.frames.connections[lost.index]
-        connection.detach()
+        self.frames.lose(lost.index)
+        self.asked = 0.0
         made = self.maker.mend(self.link, lost.index, connection.received)
         if made is not None:
             connection.attach(*made)
             return
-        self.bytes += self.frames.moved
         self.frames.close()
         self.link, self.frames = self._fresh()
         if self.joining:
             self.frames.put(encode(Join()))
         else:
             self.anew = True
-
-    @property
-    def moved(self) -> int:
-        """Bytes that have gone either way."""
-        return self.bytes + self.frames.moved
 
     def close(self) -> None:
         if not self.closed:
@@ -265,10 +292,6 @@ class PumpThread:
                     self.inbox.put(found)
         except BaseException as error:
             self.inbox.put(error)
-
-    @property
-    def moved(self) -> int:
-        return self.pump.moved
 
     def close(self) -> None:
         self.open = False
@@ -339,10 +362,6 @@ class TcpLink:
                 flat.copy_(held)
             else:
                 held.copy_(flat)
-
-    def figures(self) -> dict[str, float]:
-        """What the link came to: bytes that have gone either way."""
-        return {"wire": float(self.pump.moved)}
 
     def close(self) -> None:
         self.pump.close()

@@ -16,7 +16,19 @@ from typing import Any, Protocol
 import msgspec
 
 from offbeat.model.table import Flat
-from offbeat.protocol.messages import Go, Message, Push, Stop, ToStore, Welcome, encode, to_store
+from offbeat.protocol.messages import (
+    Go,
+    Message,
+    Probe,
+    Probed,
+    Push,
+    Stop,
+    ToStore,
+    Welcome,
+    encode,
+    to_store,
+)
+from offbeat.store.board import Cells, LinkState, Row, new_board
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
@@ -31,6 +43,7 @@ from offbeat.transport.frames import (
 )
 from offbeat.transport.handshake import Answer, Attached, packet
 from offbeat.transport.link import Received
+from offbeat.transport.meter import LARGE, Gauge, Meter
 from offbeat.transport.slots import contribution_in, lay_out
 
 
@@ -47,17 +60,32 @@ class Ears(Protocol):
         """It has been made again, and the link goes on where it was."""
 
 
+LOOK = 50  # milliseconds at most between two looks at what is under way
+_PROBED = encode(Probed())
+
+
 class WorkerLink:
     """One worker's link, as the server has it."""
 
-    def __init__(self, name: bytes, connections: int, cargo: Cargo, final: Views):
-        """`final` is what goes out with the end of the run."""
-        self.name, self.cargo, self.final = name, cargo, final
+    def __init__(
+        self,
+        name: bytes,
+        connections: int,
+        cargo: Cargo,
+        final: Views,
+        gauge: Gauge,
+        round_trip: float = 0.0,
+    ):
+        """`final` is what goes out with the end of the run; `gauge` shows how the link does."""
+        self.name, self.cargo, self.final, self.gauge = name, cargo, final, gauge
         self.frames = Frames(connections, self._decode)
+        self.meter = Meter(gauge, self.frames.incoming, round_trip, time.monotonic())
         self.outbox: deque[tuple[bytes, Views]] = deque()
         self.coming: deque[tuple[int, socket.socket, int, Answer | None]] = deque()  # connections
         self.arrived: deque[ToStore] = deque()  # whole, and not heard yet
         self.open, self.ended, self.broken = True, False, False
+        self.unsent: ConnectionLost | None = None  # what was noticed in sending
+        self.large, self.again = False, 1  # whether much has gone out; milliseconds to a look
         self.moved, self.moved_at = 0, time.monotonic()
         self.bell = Bell()
         self.thread: threading.Thread | None = None
@@ -138,13 +166,14 @@ class WorkerLink:
         finally:
             self.frames.close()
             self.ended = True
+            self.gauge.show(LinkState.IDLE)
         ears.hear(worker, self)
 
     def _take_connections(self, worker: int, patience: float, ears: Ears) -> None:
         while self.coming:
             index, wire, received, answer = self.coming.popleft()
             connection = self.frames.connections[index]
-            connection.detach()  # from here on nothing more of the old one counts
+            self.frames.lose(index)  # from here on nothing more of the old one counts
             try:
                 wire.settimeout(patience)
                 wire.sendall(packet(answer or Attached(connection.received)))
@@ -161,26 +190,57 @@ class WorkerLink:
         sent = self._send()
         while self.frames.absorb():
             message = self.frames.message
+            if isinstance(message, Probe):
+                self.frames.put(_PROBED)
+                sent = self._send()
+                self.meter.probed(message.round_trip, message.nbytes, message.seconds)
+                continue
             if isinstance(message, Push):
                 self.cargo.unpack(message)
             self.arrived.append(message)
             ears.hear(worker, self)
             sent = self._send()
+        if self.unsent is not None:
+            raise self.unsent
         look = select.poll()
         look.register(self.bell, select.POLLIN)
         for wire in self.frames.wires():
             look.register(wire, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
         if not self.outbox:
-            look.poll()
+            doing = self._doing(sent)
+            self.gauge.show(doing)
+            if sent and doing == LinkState.RECEIVING:  # nobody tells when the system is through
+                look.poll(self.again)
+                self.again = min(2 * self.again, LOOK)
+            else:
+                look.poll()
+
+    def _doing(self, sent: bool) -> int:
+        """What the link is about while its thread waits."""
+        if self.broken:
+            return LinkState.BROKEN
+        if self.frames.coming:
+            return LinkState.SENDING
+        self.large = self.large and (not sent or self.frames.underway)
+        return LinkState.RECEIVING if self.large else LinkState.IDLE
 
     def _send(self) -> bool:
         while self.outbox:
-            self.frames.put(*self.outbox.popleft())
-        return self.frames.flush()
+            told, views = self.outbox.popleft()
+            if sum(map(len, views)) >= LARGE:
+                self.large, self.again = True, 1
+            self.frames.put(told, views)
+        if self.unsent is None:
+            try:
+                return self.frames.flush()
+            except ConnectionLost as lost:  # what has come before that is still to be read
+                self.unsent = lost
+        return True
 
     def _lose(self, lost: ConnectionLost, worker: int, ears: Ears) -> None:
         """Whoever broke it: its worker has patience to make another."""
-        self.frames.connections[lost.index].detach()
+        self.frames.lose(lost.index)
+        self.unsent = None
         if not self.broken:
             self.broken = True
             ears.interrupted(worker, self)
@@ -201,18 +261,26 @@ class TcpPort:
         final: Sequence[Flat],
         packing: Packing,
         patience: float,
+        cells: Cells | None = None,
     ):
-        """`final` is where the parameters and averaged buffers lie that a run ends with."""
+        """`final` is where the parameters and averaged buffers lie that a run ends with.
+
+        `cells` is the board, on which links show how they do.
+        """
         self.slots, self.parameters, self.final = slots, parameters, views_of(final)
         self.packing, self.patience = packing, patience
+        self.cells = new_board(len(slots)) if cells is None else cells
+        self.cells[Row.LINK] = LinkState.IDLE
         self.links: dict[int, WorkerLink] = {}
         self.due: list[int] = []
         self.pulls = [0] * len(slots)
 
-    def link(self, worker: int, name: bytes, connections: int) -> WorkerLink:
+    def link(
+        self, worker: int, name: bytes, connections: int, round_trip: float = 0.0
+    ) -> WorkerLink:
         """A new link of a worker, whose connections come by and by."""
-        cargo = Cargo(self.slots[worker], self.packing)
-        return WorkerLink(name, connections, cargo, self.final)
+        cargo, gauge = Cargo(self.slots[worker], self.packing), Gauge(self.cells, worker)
+        return WorkerLink(name, connections, cargo, self.final, gauge, round_trip)
 
     def named(self, name: bytes) -> WorkerLink | None:
         """The link of that name, if there is one."""

@@ -48,7 +48,7 @@ class HostsRoles(Roles):
         patience = self.local.patience
         final = [*self.shared.tested, self.shared.averages]
         packing = Packing(self.job.codec, self.job.pull_codec, self.job.sparse)
-        port = TcpPort(self.shared.slots, store.parameters, final, packing, patience)
+        port = TcpPort(self.shared.slots, store.parameters, final, packing, patience, store.cells)
         return replace(
             super()._server_parts(store, sharded, relay),
             port=port,

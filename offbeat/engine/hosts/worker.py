@@ -93,9 +93,7 @@ class HostWorker:
         least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
         settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap)
         client = StoreClient(self.link, settings.centre, engine.overlap, announce=announce)
-        self.process = WorkerProcess(
-            client, self.slot, settings, self._make, reader, self.link.figures
-        )
+        self.process = WorkerProcess(client, self.slot, settings, self._make, reader)
 
     def _make(self, incarnation: int, place: WorkerMemory) -> Worker:
         # It may come again under another number, when it has been given up meanwhile.
