@@ -14,6 +14,7 @@ from offbeat.report.tables import (
     LINK_COLUMNS,
     PROCESS_COLUMNS,
     figures,
+    host_of,
     link_cells,
     process_cells,
     rate,
@@ -202,8 +203,7 @@ def _link(worker: WorkerFigures) -> list[str]:
     """How the link of a worker did, as under its columns."""
     if worker.link is None:
         return ["–"] * (2 + len(LINK_COLUMNS))
-    host = plain(worker.link.host) or "–"
-    return [host, *link_cells(worker.link), share(worker.link_share)]
+    return [host_of(worker.link) or "–", *link_cells(worker.link), share(worker.link_share)]
 
 
 def processes(grid: Grid) -> list[Safe]:

@@ -195,8 +195,14 @@ def slow_links(workers: Sequence[WorkerFigures]) -> list[str]:
         return []
     most, number, link = max(slow, key=lambda one: one[:2])
     more = f", and {counted(len(slow) - 1, 'more worker')} like it" if len(slow) > 1 else ""
-    said = f"worker {number} on {link.host} spent {share(most)} of its time in its link{more}: "
+    said = f"worker {number} on {host_of(link)} spent {share(most)} of its time in its link{more}: "
     return [said + "smaller or rarer exchanges help, other workers do not hold it up"]
+
+
+def host_of(link: LinkFigures) -> str:
+    """What a worker's machine calls itself, or its beginning: it may call itself anything."""
+    name = visible(link.host).replace("\n", " ")
+    return name if len(name) <= LONGEST_HOST else f"{name[: LONGEST_HOST - 1]}…"
 
 
 def link_cells(link: LinkFigures) -> list[str]:
@@ -209,6 +215,7 @@ def link_cells(link: LinkFigures) -> list[str]:
 
 
 LINK_COLUMNS = ("round trip", "to store", "from store", "on the wire")
+LONGEST_HOST = 32  # letters
 LINK_BOUND = 0.5  # of a worker's time in its link from which that is worth a word
 
 
@@ -352,7 +359,7 @@ def links_table(workers: Sequence[WorkerFigures]) -> Table:
     for number, mine in sorted(linked, key=lambda one: one[0]):
         assert mine.link is not None
         cells = link_cells(mine.link)
-        table.add_row(str(number), mine.link.host, *cells, share(mine.link_share))
+        table.add_row(str(number), host_of(mine.link), *cells, share(mine.link_share))
     return table
 
 
