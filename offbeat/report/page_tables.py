@@ -9,7 +9,7 @@ from offbeat.report.figures_runs import timelines
 from offbeat.report.grid import CellGroup, Grid, Span
 from offbeat.report.markup import Safe, joined, table, tag
 from offbeat.report.score import ACCURACY
-from offbeat.report.summary import Summary, WorkerFigures
+from offbeat.report.summary import Summary
 from offbeat.report.tables import (
     LINK_COLUMNS,
     PROCESS_COLUMNS,
@@ -180,30 +180,30 @@ def workers(grid: Grid) -> list[Safe]:
     parts = []
     for group in grid.on_most():
         shown = group.digests[0].summary.per_worker[:MOST]
-        wired = any(w.link for w in shown)
         rows = [
             [
                 f"worker {number}", f"{w.steps:,}", f"{w.samples:,}", _seconds(w.compute),
                 _seconds(w.wait), _seconds(w.communication), f"{w.staleness:.2f}",
-                size(w.bytes_sent), *(_link(w) if wired else ()),
+                size(w.bytes_sent),
             ]
             for number, w in enumerate(shown)
         ]  # fmt: skip
         columns = [
             "", "steps", "samples", "computing", "waiting", "communication", "mean staleness",
-            "bytes sent", *(("host", *LINK_COLUMNS, "time in its link") if wired else ()),
+            "bytes sent",
         ]  # fmt: skip
         first = ", first repeat" if len(group.digests) > 1 else ""
         if rows:
             parts.append(table(f"{plain(group.name)}{first}", columns, rows))
+        links = [
+            [f"worker {number}", host_of(w.link) or "–", *link_cells(w.link), share(w.link_share)]
+            for number, w in enumerate(shown)
+            if w.link
+        ]
+        if links:
+            columns = ["", "host", *LINK_COLUMNS, "time in its link"]
+            parts.append(table(f"{plain(group.name)}{first}: links to the store", columns, links))
     return [tag("details", tag("summary", "Every worker's share"), *parts)] if parts else []
-
-
-def _link(worker: WorkerFigures) -> list[str]:
-    """How the link of a worker did, as under its columns."""
-    if worker.link is None:
-        return ["–"] * (2 + len(LINK_COLUMNS))
-    return [host_of(worker.link) or "–", *link_cells(worker.link), share(worker.link_share)]
 
 
 def processes(grid: Grid) -> list[Safe]:

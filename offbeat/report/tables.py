@@ -166,7 +166,7 @@ def network_line(summary: Summary) -> str:
     """What went over the wire, how far it is, and how much of the workers' time that took."""
     links = [mine.link for mine in summary.per_worker if mine.link]
     trips = [link.round_trip for link in links]
-    ends = list(dict.fromkeys(f"{1e3 * trip:.2g}" for trip in (min(trips), max(trips))))
+    ends = [f"{1e3 * trip:.2g}" for trip in (min(trips), max(trips))[: len(trips)]]
     said = (
         f"{size(summary.wire_bytes)} over the wire to "
         f"{counted(len({link.host for link in links}), 'host')}, round trip "

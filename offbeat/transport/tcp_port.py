@@ -60,7 +60,7 @@ class Ears(Protocol):
         """It has been made again, and the link goes on where it was."""
 
 
-LOOK = 50  # milliseconds at most between two looks at what is under way
+FIRST_LOOK, LOOK = 2, 50  # milliseconds to the looks at what is under way, at most
 _PROBED = encode(Probed())
 
 
@@ -85,7 +85,8 @@ class WorkerLink:
         self.arrived: deque[ToStore] = deque()  # whole, and not heard yet
         self.open, self.ended, self.broken = True, False, False
         self.unsent: ConnectionLost | None = None  # what was noticed in sending
-        self.large, self.again = False, 1  # whether much has gone out; milliseconds to a look
+        # Whether much has gone out, and whether the system still holds some; time to a look at it.
+        self.large, self.held, self.again = False, False, FIRST_LOOK
         self.moved, self.moved_at = 0, time.monotonic()
         self.bell = Bell()
         self.thread: threading.Thread | None = None
@@ -195,6 +196,7 @@ class WorkerLink:
                 sent = self._send()
                 self.meter.probed(message.round_trip, message.nbytes, message.seconds)
                 continue
+            self.large = self.held = False  # whoever speaks has got it
             if isinstance(message, Push):
                 self.cargo.unpack(message)
             self.arrived.append(message)
@@ -207,13 +209,12 @@ class WorkerLink:
         for wire in self.frames.wires():
             look.register(wire, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
         if not self.outbox:
-            doing = self._doing(sent)
-            self.gauge.show(doing)
-            if sent and doing == LinkState.RECEIVING:  # nobody tells when the system is through
-                look.poll(self.again)
-                self.again = min(2 * self.again, LOOK)
-            else:
+            self.gauge.show(self._doing(sent))
+            if not (sent and self.large):
                 look.poll()
+            elif not look.poll(self.again):  # nobody tells when the system is through with it
+                self.large = self.held = self.frames.underway
+                self.again = min(2 * self.again, LOOK)
 
     def _doing(self, sent: bool) -> int:
         """What the link is about while its thread waits."""
@@ -221,14 +222,13 @@ class WorkerLink:
             return LinkState.BROKEN
         if self.frames.coming:
             return LinkState.SENDING
-        self.large = self.large and (not sent or self.frames.underway)
-        return LinkState.RECEIVING if self.large else LinkState.IDLE
+        return LinkState.IDLE if sent and not self.held else LinkState.RECEIVING
 
     def _send(self) -> bool:
         while self.outbox:
             told, views = self.outbox.popleft()
             if sum(map(len, views)) >= LARGE:
-                self.large, self.again = True, 1
+                self.large, self.again = True, FIRST_LOOK
             self.frames.put(told, views)
         if self.unsent is None:
             try:
