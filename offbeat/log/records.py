@@ -124,6 +124,22 @@ class Linked(Record, tag="link"):
     connections: int
 
 
+class Measured(Record, tag="wire"):
+    """What has gone over a worker's link since the last such record, and how fast.
+
+    The store counts bytes, both directions time their large transfers. 0 is not known.
+    """
+
+    worker: int
+    round_trip: float = 0.0  # seconds, the least since then
+    sent: int = 0  # bytes from the worker to the store
+    received: int = 0
+    large_sent: int = 0  # of these, bytes of large transfers
+    sent_in: float = 0.0  # and the seconds that they took
+    large_received: int = 0
+    received_in: float = 0.0
+
+
 class Relaid(Record, tag="relaid"):
     """A run goes on with replicas that are split in another way, and so sum in another order."""
 
@@ -158,6 +174,6 @@ class Evaluated(Record, tag="test"):
 
 Entry = (
     Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Left | Ended | Linked
-    | Relaid | Rested
+    | Measured | Relaid | Rested
     | EpochDone | Evaluated
 )  # fmt: skip

@@ -90,6 +90,17 @@ class EndRun(Message):
     """The script of this worker ends the run for everybody."""
 
 
+class Probe(Message):
+    """What a worker has measured of its link since its last probe; 0 is nothing.
+
+    The other end of the link answers at once, and the protocol does not hear of it.
+    """
+
+    round_trip: float
+    nbytes: int  # of large transfers from the store
+    seconds: float  # that these took
+
+
 class Goodbye(Message):
     """The worker's last words: what it held, and how well its stages overlapped."""
 
@@ -167,6 +178,10 @@ class Go(Message):
     before: float = 0.0  # seconds for which it was held before the run had begun
 
 
+class Probed(Message):
+    """The answer to a probe."""
+
+
 class Leased(Message):
     """The next samples, or none."""
 
@@ -202,6 +217,7 @@ ToStore = (
     | Applied
     | Pong
     | Shown
+    | Probe
 )
 ToWorker = (
     Welcome
@@ -216,6 +232,7 @@ ToWorker = (
     | Ping
     | Show
     | Seen
+    | Probed
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -16,7 +16,9 @@ from offbeat.log.records import (
     Evaluated,
     Joined,
     Left,
+    Linked,
     Lost,
+    Measured,
     Part,
     Pulled,
     Refused,
@@ -145,6 +147,8 @@ class _Told(msgspec.Struct):
     overlap: dict[str, float] = {}
     emulated: list[float] = []
     layout: LayoutFigures | None = None
+    wire_bytes: int = 0  # of runs whose log does not say it
+    turned_away: int = 0
 
 
 S = TypeVar("S", _Config, _Told)
@@ -210,6 +214,12 @@ class _Count:
                 self._sane(record.bytes, 0)
             elif isinstance(record, Rested):
                 self._lasting(record.wait, record.communication)
+            elif isinstance(record, Linked):
+                self._sane_link(record.round_trip)
+            elif isinstance(record, Measured):
+                self._sane(record.sent, record.received)
+                self._sane(record.large_sent, record.large_received)
+                self._sane_link(record.round_trip, record.sent_in, record.received_in)
             elif isinstance(record, Joined | Lost | Left | Refused):
                 self._event(record)
         self.tally.see(record)
@@ -234,6 +244,11 @@ class _Count:
             if not -_AGES <= one <= _AGES:
                 raise ValueError(f"lasts {one:g} s")
 
+    def _sane_link(self, *seconds: float) -> None:
+        for one in seconds:
+            if not 0 <= one <= _AGES:
+                raise ValueError(f"tells of a link that takes {one:g} s")
+
     def _applied(self, time: float, samples: int) -> None:
         if self.width > 0:
             self.counts[min(int(time / self.width), SPEEDS - 1)] += samples
@@ -256,6 +271,8 @@ class _Count:
         )
         summary.emulated = [least for least in told.emulated if math.isfinite(least)]
         summary.layout = _measured(told.layout)
+        summary.wire_bytes = max(summary.wire_bytes, told.wire_bytes)
+        summary.turned_away = told.turned_away
         summary.train_loss = _finite(summary.train_loss)
         steps = [step for step in tally.history.steps if math.isfinite(step.loss)]
         segments, window = self.timeline.cut(tally.seconds)

@@ -2,7 +2,7 @@
 
 from offbeat.report.digest import CURVE
 from offbeat.report.drawing import Look, Picture, canvas, finish, legend, light
-from offbeat.report.figures_runs import KINDS, ROWS
+from offbeat.report.figures_runs import OVER_LINKS, ROWS, kinds_of
 from offbeat.report.grid import Grid, marks, thinned
 from offbeat.report.tables import rate, seconds, share
 
@@ -64,25 +64,31 @@ def shares(grid: Grid) -> Picture | None:
         return None
     from matplotlib.patches import Patch
 
+    kinds = kinds_of(grid.groups()[:1])
     figure, (axis,) = canvas(1.5 + 0.28 * len(times))
     words = []
     for number, each in enumerate(times):
         total, left = sum(each) or 1.0, 0.0
-        for kind, length in zip(KINDS, each, strict=True):
+        for kind, length in zip(kinds, each, strict=True):
             wide = 100 * length / total
             high = 0.42 if kind == "wait" else 0.74
             axis.barh(number, wide, left=left, height=high, color=light(kind))
             left += wide
-        words.append(f"worker {number} computed {share(each[0] / total)} of {seconds(total)} s")
+        link = f", {share(workers[number].link_share)} in its link" if kinds is OVER_LINKS else ""
+        words.append(
+            f"worker {number} computed {share(each[0] / total)} of {seconds(total)} s{link}"
+        )
     axis.set_xlim(0, 100)
     axis.set_ylim(len(times) - 0.4, -0.6)
     axis.set_yticks(range(len(times)), [f"worker {number}" for number in range(len(times))])
     axis.tick_params(axis="y", length=0)
     axis.grid(False, axis="y")
     axis.set_xlabel("% of its time")
-    legend(figure, [Patch(facecolor=light(kind)) for kind in KINDS], list(KINDS.values()))
+    legend(figure, [Patch(facecolor=light(kind)) for kind in kinds], list(kinds.values()))
     unreal = marks(grid.digests())
     title = "Where each worker's time went"
     finish(figure, title, unreal)
     caption = "A fast worker that waits much is held up by a slow one that does not wait at all."
+    if kinds is OVER_LINKS:
+        caption += " One that is long in its link needs smaller or rarer exchanges."
     return Picture("shares", title, caption, "; ".join(words), figure, unreal)

@@ -1,6 +1,6 @@
 """The figures that look into runs: curves over time, staleness, and who did what when."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offbeat.report.digest import CURVE, RunDigest
@@ -21,6 +21,7 @@ TIMELINES = 6
 STRETCHES = 1600  # of all timelines of a page together, to bound its size
 ROWS = 16  # workers of one timeline
 KINDS = {"compute": "computing", "exchange": "exchanging", "wait": "waiting"}
+OVER_LINKS = KINDS | {"exchange": "exchanging over its link", "wait": "waiting for another"}
 
 # ---------------------------------------------------------------- curves over time
 
@@ -193,13 +194,14 @@ def timeline(grid: Grid) -> Picture | None:
         for segment in segments:
             known = f"mark-{len(labels)}"
             _stretch(axis, segment, known)
-            labels[known] = plain(f"{plain(_name(group, grid))}, {said(segment)}", 200)
+            what = said(segment, kinds_of([group]))
+            labels[known] = plain(f"{plain(_name(group, grid))}, {what}", 200)
             places[known] = above + segment.worker
         above += count
         _frame(axis, begin, end, count)
         axis.set_title(plain(_name(group, grid)), loc="left", fontsize=9.5, color=light("ink"))
     axes[-1].set_xlabel("seconds since the run began")
-    _kinds(figure)
+    _kinds(figure, kinds_of([group for group, *_ in found]))
     unreal = marks(g.digests[0] for g, *_ in found)
     title = f"Who did what when{_on(grid)}"
     finish(figure, title, unreal)
@@ -211,10 +213,18 @@ def timeline(grid: Grid) -> Picture | None:
     return Picture("timeline", title, caption, words, figure, unreal, labels, places)
 
 
-def said(segment: Segment) -> str:
+def kinds_of(groups: Sequence[CellGroup]) -> dict[str, str]:
+    """What stretches are called: over a network, exchange goes over links."""
+    wired = [any(w.link for w in g.digests[0].summary.per_worker) for g in groups]
+    return OVER_LINKS if wired and all(wired) else KINDS
+
+
+def said(segment: Segment, kinds: Mapping[str, str] = KINDS) -> str:
     """A stretch in words: who, what, how long, because of whom."""
-    whom = "" if segment.whom is None else f" for worker {segment.whom}"
-    what = KINDS.get(segment.kind, segment.kind)
+    what = kinds.get(segment.kind, segment.kind)
+    whom = ""
+    if segment.whom is not None:
+        what, whom = KINDS.get(segment.kind, segment.kind), f" for worker {segment.whom}"
     length = seconds(segment.end - segment.start)
     return f"worker {segment.worker}: {what}{whom}, {length} s from {seconds(segment.start)} s"
 
@@ -241,8 +251,8 @@ def _frame(axis: "Axes", begin: float, end: float, count: int) -> None:
     axis.grid(False, axis="y")
 
 
-def _kinds(figure: Any) -> None:
+def _kinds(figure: Any, kinds: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=light(kind)) for kind in KINDS]
-    legend(figure, handles, list(KINDS.values()))
+    handles = [Patch(facecolor=light(kind)) for kind in kinds]
+    legend(figure, handles, list(kinds.values()))

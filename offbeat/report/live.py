@@ -14,7 +14,7 @@ from offbeat.log.log import Listener
 from offbeat.log.records import Entry, Updated
 from offbeat.report.screen import Screen, can_show
 from offbeat.report.tables import COLUMNS, console, rate, seconds, share
-from offbeat.store.board import NOBODY, UNBOUND, Row, State, furthest_behind
+from offbeat.store.board import NOBODY, UNBOUND, LinkState, Row, State, furthest_behind
 
 REDRAW = 0.1  # real seconds between two pictures in a terminal
 LINES = 2.0  # real seconds between two plain lines elsewhere
@@ -148,6 +148,13 @@ class Progress(Listener):
         return Group(head, Text(self.line()), rows)
 
 
+_LINKS = {
+    LinkState.SENDING: "in its link (sending)",
+    LinkState.RECEIVING: "in its link (receiving)",
+    LinkState.BROKEN: "out of reach",
+}
+
+
 def state_of(cells: Any, worker: int) -> tuple[str, str]:
     """What `worker` does now, in words, and the style to show it in."""
     state = int(cells[Row.STATE, worker])
@@ -156,7 +163,8 @@ def state_of(cells: Any, worker: int) -> tuple[str, str]:
         words[State.LEFT] = "left its loop"
         return words[state], "red" if state == State.LOST else "dim"
     if not cells[Row.WAITING, worker]:
-        return "computing", "green"
+        link = _LINKS.get(int(cells[Row.LINK, worker]))
+        return ("computing", "green") if link is None else (link, "cyan")
     blocker = int(cells[Row.BLOCKER, worker])
     if blocker != NOBODY and cells[Row.BINDING, blocker] == UNBOUND:
         blocker = furthest_behind(cells)  # it has contributed since; whoever has not holds all up

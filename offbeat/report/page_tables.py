@@ -1,7 +1,7 @@
 """The tables of a report: every figure in numbers, who did how much, and what words mean."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from offbeat.report import grid as figures_of
 from offbeat.report.drawing import plain
@@ -11,14 +11,18 @@ from offbeat.report.markup import Safe, joined, table, tag
 from offbeat.report.score import ACCURACY
 from offbeat.report.summary import Summary
 from offbeat.report.tables import (
+    LINK_COLUMNS,
     PROCESS_COLUMNS,
     figures,
+    host_of,
+    link_cells,
     process_cells,
     rate,
     seconds,
     share,
     size,
 )
+from offbeat.report.timeline import Segment
 from offbeat.report.words import counted
 
 LONGEST = 2000  # letters of a reason
@@ -139,29 +143,50 @@ def timeline_tables(grid: Grid) -> list[Safe]:
             spent[s.worker][s.kind] += length  # type: ignore[assignment]
             if s.whom is not None:
                 blamed[s.worker][s.whom] += length  # type: ignore[assignment]
+        wired = any(w.link for w in group.digests[0].summary.per_worker)
+        others = waited_for_exchanges(segments) if wired else {}
         rows = []
         for worker in sorted(spent):
             most = blamed[worker].most_common(1)
             whom = f"worker {most[0][0]}, {_seconds(most[0][1])}" if most else "nobody"
             kinds = [_seconds(spent[worker][kind]) for kind in ("compute", "exchange", "wait")]
             rows.append([f"worker {worker}", *kinds, whom])
+            if wired:
+                rows[-1].append(_seconds(others.get(worker, 0.0)))
         label = f"{plain(group.name)}, from {_seconds(begin)} to {_seconds(end)}"
         columns = ["", "computing", "exchanging", "waiting", "waited most for"]
+        if wired:
+            columns[2] = "exchanging over its link"
+            columns.append("of its waiting, for another's exchange")
         parts.append(table(label, columns, rows))
     return [tag("details", tag("summary", "The timeline as a table"), *parts)]
+
+
+def waited_for_exchanges(segments: Sequence[Segment]) -> dict[int, float]:
+    """Of each worker's waiting for another, the seconds in which that one did not compute."""
+    links: dict[int, list[Segment]] = defaultdict(list)
+    for one in segments:
+        if one.kind == "exchange":
+            links[one.worker].append(one)
+    found: dict[int, float] = defaultdict(float)
+    for wait in segments:
+        for link in links[wait.whom] if wait.kind == "wait" and wait.whom is not None else ():
+            found[wait.worker] += max(0.0, min(wait.end, link.end) - max(wait.start, link.start))
+    return found
 
 
 def workers(grid: Grid) -> list[Safe]:
     """Where every worker's time went, over the whole of each run that is shown in detail."""
     parts = []
     for group in grid.on_most():
+        shown = group.digests[0].summary.per_worker[:MOST]
         rows = [
             [
                 f"worker {number}", f"{w.steps:,}", f"{w.samples:,}", _seconds(w.compute),
                 _seconds(w.wait), _seconds(w.communication), f"{w.staleness:.2f}",
                 size(w.bytes_sent),
             ]
-            for number, w in enumerate(group.digests[0].summary.per_worker[:MOST])
+            for number, w in enumerate(shown)
         ]  # fmt: skip
         columns = [
             "", "steps", "samples", "computing", "waiting", "communication", "mean staleness",
@@ -170,6 +195,14 @@ def workers(grid: Grid) -> list[Safe]:
         first = ", first repeat" if len(group.digests) > 1 else ""
         if rows:
             parts.append(table(f"{plain(group.name)}{first}", columns, rows))
+        links = [
+            [f"worker {number}", host_of(w.link) or "–", *link_cells(w.link), share(w.link_share)]
+            for number, w in enumerate(shown)
+            if w.link
+        ]
+        if links:
+            columns = ["", "host", *LINK_COLUMNS, "time in its link"]
+            parts.append(table(f"{plain(group.name)}{first}: links to the store", columns, links))
     return [tag("details", tag("summary", "Every worker's share"), *parts)] if parts else []
 
 

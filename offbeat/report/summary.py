@@ -18,6 +18,7 @@ from offbeat.log.records import (
     Left,
     Linked,
     Lost,
+    Measured,
     Part,
     Pulled,
     Refused,
@@ -29,6 +30,18 @@ from offbeat.report.words import counted
 
 STEPS = 8192  # updates at most in a history; then it is thinned, and the log still has them all
 TESTS = 4096  # tests at most in a history
+
+
+class LinkFigures(msgspec.Struct):
+    """How the link of a worker on another host did; 0 is not known."""
+
+    host: str
+    round_trip: float  # seconds; on average, or when it was reached if it was not measured again
+    sent: int = 0  # bytes over the network, with all that goes beside contributions
+    received: int = 0
+    up: float = 0.0  # bytes a second of large transfers to the store
+    down: float = 0.0  # and from it
+    transfers: float = 0.0  # seconds that these took, either way
 
 
 class WorkerFigures(msgspec.Struct):
@@ -44,8 +57,24 @@ class WorkerFigures(msgspec.Struct):
     bytes_received: int = 0
     staleness: float = 0.0  # mean
     joins: int = 0
-    host: str = ""  # where it computes, if that is another
-    round_trip: float = 0.0  # seconds to the store, when it was last reached over a network
+    link: LinkFigures | None = None  # None where there is no network
+
+    @property
+    def in_link(self) -> float:
+        """Seconds that its link took: what was timed, and a round trip for each exchange.
+
+        The rest of its exchange was the store's. What was hidden behind a step took nothing.
+        """
+        if self.link is None or not self.link.sent:  # a log that does not tell
+            return self.communication
+        timed = self.link.transfers + self.contributions * self.link.round_trip
+        return min(self.communication, timed)
+
+    @property
+    def link_share(self) -> float:
+        """Of its time, what its link took."""
+        busy = self.compute + self.wait + self.communication
+        return self.in_link / busy if busy else 0.0
 
 
 class ProcessFigures(msgspec.Struct):
@@ -123,6 +152,9 @@ class Summary(msgspec.Struct):
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        for worker in built["per_worker"]:
+            if worker["link"] is None:
+                del worker["link"]
         return built
 
 
@@ -231,11 +263,33 @@ def height(test: Test) -> float:
     return found
 
 
+class LinkSums(msgspec.Struct, frozen=True):
+    """What the means of a link are made of."""
+
+    trips: int = 0
+    round_trips: float = 0.0
+    large_sent: int = 0
+    sent_in: float = 0.0
+    large_received: int = 0
+    received_in: float = 0.0
+
+    def plus(self, record: Measured) -> "LinkSums":
+        return LinkSums(
+            self.trips + (record.round_trip > 0),
+            self.round_trips + record.round_trip,
+            self.large_sent + record.large_sent,
+            self.sent_in + record.sent_in,
+            self.large_received + record.large_received,
+            self.received_in + record.received_in,
+        )
+
+
 class Tally(Listener):
     """Adds a run up as its records pass; `history=False` keeps tests alone."""
 
     def __init__(self, workers: int, history: bool = True, metric: Judged | None = None):
         self.figures = [WorkerFigures() for _ in range(workers)]
+        self.links: dict[int, LinkSums] = {}  # of workers on other hosts
         self.metric = metric
         self.history = History([], [], Climbs.of(metric=metric))
         self.keep = history
@@ -252,10 +306,15 @@ class Tally(Listener):
         for name, value in vars(self).items():
             setattr(other, name, copy.copy(value))
         other.figures = [copy.copy(mine) for mine in self.figures]
+        for mine in other.figures:
+            mine.link = copy.copy(mine.link)
         other.history = self.history.copy()
         return other
 
     def see(self, record: Entry) -> None:
+        if isinstance(record, Measured):  # the last ones come when all is over
+            self._measured(record)
+            return
         if record.time > self.seconds:
             self.seconds = record.time
         if isinstance(record, Updated):
@@ -286,8 +345,28 @@ class Tally(Listener):
         elif isinstance(record, Ended):
             self.ended_by = record.worker
         elif isinstance(record, Linked):
-            mine = self.figures[record.worker]
-            mine.host, mine.round_trip = record.host, record.round_trip
+            self._linked(record)
+
+    def _linked(self, record: Linked) -> None:
+        mine = self.figures[record.worker]
+        if mine.link is None:
+            mine.link = LinkFigures(record.host, record.round_trip)
+        mine.link.host = record.host
+        if not self.links.get(record.worker, LinkSums()).trips:
+            mine.link.round_trip = record.round_trip
+
+    def _measured(self, record: Measured) -> None:
+        link = self.figures[record.worker].link
+        if link is None:
+            link = self.figures[record.worker].link = LinkFigures("", record.round_trip)
+        sums = self.links[record.worker] = self.links.get(record.worker, LinkSums()).plus(record)
+        link.sent += record.sent
+        link.received += record.received
+        if sums.trips:
+            link.round_trip = sums.round_trips / sums.trips
+        link.transfers = sums.sent_in + sums.received_in
+        link.up = sums.large_sent / sums.sent_in if sums.sent_in > 0 else 0.0
+        link.down = sums.large_received / sums.received_in if sums.received_in > 0 else 0.0
 
     def _updated(self, record: Updated) -> None:
         self.updates += 1
@@ -361,4 +440,5 @@ class Tally(Listener):
             metric_name=self.metric.name if self.metric else "",
             left=sorted(self.left),
             ended_by=self.ended_by,
+            wire_bytes=sum(w.link.sent + w.link.received for w in self.figures if w.link),
         )

@@ -19,7 +19,13 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from offbeat.report.summary import LayoutFigures, ProcessFigures, Summary, WorkerFigures
+from offbeat.report.summary import (
+    LayoutFigures,
+    LinkFigures,
+    ProcessFigures,
+    Summary,
+    WorkerFigures,
+)
 from offbeat.report.words import counted, times, visible
 
 COLUMNS = 80  # every table fits, and output that goes to no terminal has this width
@@ -109,6 +115,8 @@ def run_table(summary: Summary) -> RenderableType:
     for name, text in figures(summary):
         lines.add_row(name, Text(text))
     below: list[RenderableType] = [Text(""), workers_table(summary.per_worker)]
+    if any(mine.link for mine in summary.per_worker):
+        below += [Text(""), links_table(summary.per_worker)]
     if summary.layout is not None and summary.layout.per_process:
         below += [Text(""), processes_table(summary.layout)]
     return Group(lines, *below)
@@ -140,8 +148,9 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
         ("waiting", f"{share(summary.wait_share)} of all workers' time"),
         ("bytes", f"{size(summary.bytes_sent)} sent, {size(summary.bytes_received)} received"),
     ]
-    if summary.wire_bytes:
+    if any(mine.link for mine in summary.per_worker):
         rows.append(("network", network_line(summary)))
+        rows += [("slow link", text) for text in slow_links(summary.per_worker)]
     if summary.overlap:
         rows.append(("overlap", overlap_line(summary.overlap)))
     if any(summary.memory.values()):
@@ -155,19 +164,59 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
 
 def network_line(summary: Summary) -> str:
     """What went over the wire, how far it is, and how much of the workers' time that took."""
-    workers = [mine for mine in summary.per_worker if mine.host]
-    trips = sorted(mine.round_trip for mine in workers)
-    busy = sum(w.compute + w.wait + w.communication for w in workers)
-    link = sum(w.communication for w in workers) / busy if busy else 0.0
-    ends = trips[:1] if len(trips) == 1 else [trips[0], trips[-1]]
-    far = " to ".join(f"{1e3 * trip:.2g}" for trip in ends) + " ms"
+    links = [mine.link for mine in summary.per_worker if mine.link]
+    trips = [link.round_trip for link in links]
+    ends = [f"{1e3 * trip:.2g}" for trip in (min(trips), max(trips))[: len(trips)]]
     said = (
         f"{size(summary.wire_bytes)} over the wire to "
-        f"{counted(len({mine.host for mine in workers}), 'host')}, round trip {far}; "
-        f"{share(link)} of the workers' time went into the link"
+        f"{counted(len({link.host for link in links}), 'host')}, round trip "
+        f"{' to '.join(ends)} ms; {share(in_links(summary))} of the workers' time went into "
+        "the link"
     )
     away = summary.turned_away
     return f"{said}; {counted(away, 'connection')} turned away" if away else said
+
+
+def in_links(summary: Summary) -> float:
+    """The share of the time of workers on other hosts that went into their links."""
+    workers = [mine for mine in summary.per_worker if mine.link]
+    busy = sum(w.compute + w.wait + w.communication for w in workers)
+    return sum(w.in_link for w in workers) / busy if busy else 0.0
+
+
+def slow_links(workers: Sequence[WorkerFigures]) -> list[str]:
+    """A line about those whose links, and neither computing nor others, took most of their time."""
+    slow = [
+        (mine.link_share, number, mine.link)
+        for number, mine in enumerate(workers)
+        if mine.link and mine.link_share >= LINK_BOUND
+    ]
+    if not slow:
+        return []
+    most, number, link = max(slow, key=lambda one: one[:2])
+    more = f", and {counted(len(slow) - 1, 'more worker')} like it" if len(slow) > 1 else ""
+    said = f"worker {number} on {host_of(link)} spent {share(most)} of its time in its link{more}: "
+    return [said + "smaller or rarer exchanges help, other workers do not hold it up"]
+
+
+def host_of(link: LinkFigures) -> str:
+    """What a worker's machine calls itself, or its beginning: it may call itself anything."""
+    name = visible(link.host).replace("\n", " ")
+    return name if len(name) <= LONGEST_HOST else f"{name[: LONGEST_HOST - 1]}…"
+
+
+def link_cells(link: LinkFigures) -> list[str]:
+    """The figures of one link, as under LINK_COLUMNS."""
+    return [
+        f"{1e3 * link.round_trip:.2g} ms" if link.round_trip else "-",
+        *(f"{size(one)}/s" if one else "-" for one in (link.up, link.down)),
+        size(link.sent + link.received),
+    ]
+
+
+LINK_COLUMNS = ("round trip", "to store", "from store", "on the wire")
+LONGEST_HOST = 32  # letters
+LINK_BOUND = 0.5  # of a worker's time in its link from which that is worth a word
 
 
 _HOLDERS = {
@@ -294,6 +343,23 @@ def workers_table(workers: Sequence[WorkerFigures]) -> Table:
     rest = [mine for number, mine in enumerate(workers) if number not in shown]
     if rest:
         table.add_row(f"+{len(rest):,} (mean)", *_cells(rest))
+    return table
+
+
+def links_table(workers: Sequence[WorkerFigures]) -> Table:
+    """How far each worker is, how wide the way there, and how much of its time that took."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("worker", no_wrap=True)
+    table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=16)
+    for name in (*LINK_COLUMNS, "in link"):
+        table.add_column(name, justify="right", no_wrap=True)
+    linked = [(number, mine) for number, mine in enumerate(workers) if mine.link]
+    if len(linked) > MOST_WORKERS:  # those whose links took most of their time
+        linked = sorted(linked, key=lambda one: -one[1].link_share)[: 2 * EACH_END]
+    for number, mine in sorted(linked, key=lambda one: one[0]):
+        assert mine.link is not None
+        cells = link_cells(mine.link)
+        table.add_row(str(number), host_of(mine.link), *cells, share(mine.link_share))
     return table
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from offbeat.report.grid import Aim, CellGroup, Grid, Span, speed, waiting
 from offbeat.report.price import ended_better, gave_up, highest, listed, rather, strength, times
-from offbeat.report.tables import rate, seconds, share
+from offbeat.report.tables import in_links, rate, seconds, share, size, slow_links
 from offbeat.report.words import counted
 
 CLOSE = 1.05  # single runs that differ by less say nothing about which is faster
@@ -199,6 +199,12 @@ def _alone(group: CellGroup, grid: Grid) -> Verdict:
             f"Its workers spent {share(wait.mean)} of their time waiting, and gradients were "
             f"{first.staleness_mean:.1f} updates old on average."
         )
+    if any(mine.link for mine in first.per_worker):
+        sentences.append(
+            f"{size(first.wire_bytes)} went over the wire, and {share(in_links(first))} of the "
+            "workers' time into their links."
+        )
+        sentences += [f"{text[:1].upper()}{text[1:]}." for text in slow_links(first.per_worker)]
     return Verdict(headline, [*sentences, *strength(group), *_unreal([group])])
 
 

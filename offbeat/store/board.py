@@ -27,7 +27,11 @@ class Row:
     WAITING = 7  # 1 while it wants to go on and may not
     BLOCKER = 8  # whom it waits for, or NOBODY
     STEP_US = 9  # microseconds one of its steps takes, smoothed
-    COUNT = 10  # how many rows there are
+    LINK = 10  # what its link to the store does now, see LinkState; 0 where there is none
+    ROUND_TRIP_US = 11  # microseconds there and back, 0 while that is not known
+    UP = 12  # bytes a second of large transfers to the store
+    DOWN = 13  # and from it
+    COUNT = 14  # how many rows there are
 
 
 class State:
@@ -38,6 +42,15 @@ class State:
     RESTING = 2  # nothing to do now; wakes if a lease comes back
     LOST = 3  # silent for longer than patience
     LEFT = 4  # its script has left its loop
+
+
+class LinkState:
+    """What the link of a worker on another host does, as the store sees it."""
+
+    IDLE = 0
+    SENDING = 1  # a contribution is coming
+    RECEIVING = 2  # parameters are going
+    BROKEN = 3  # it has broken, and may be made again
 
 
 def new_board(workers: int) -> Cells:

@@ -11,13 +11,17 @@ import select
 import socket
 import ssl
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Any, NamedTuple
 
 from offbeat.errors import OffbeatError
 from offbeat.transport.bell import Bell
+from offbeat.transport.meter import LARGE, Transfers
 
 Views = list[memoryview]
 
@@ -29,6 +33,7 @@ STRIPED = 1 << 20  # bytes of buffers from which on all connections carry some
 PIECE = 1 << 18  # bytes that go through TLS in one call: the same have to be tried again
 MOST = 4  # connections of a link
 ENDS = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+ALL = 1 << 62  # bytes: more than there are
 
 
 class ConnectionLost(Exception):
@@ -98,15 +103,17 @@ class Connection:
         """Whether the socket has taken all there is."""
         return self.sent == self.end
 
-    def flush(self) -> None:
-        """Send what the socket takes now."""
-        wire = self.wire
+    def flush(self, most: int = ALL) -> None:
+        """Send what the socket takes now, or about `most` bytes of it."""
+        wire, until = self.wire, self.sent + most
         if wire is None:
             return
         for start, view, _ in self.kept:
             stop = start + len(view)
             while self.sent < stop:
-                rest = view[self.sent - start :]
+                if self.sent >= until:
+                    return
+                rest = view[self.sent - start : until - start]
                 try:
                     self.sent += wire.send(rest if type(wire) is socket.socket else rest[:PIECE])
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -167,6 +174,8 @@ class Frames:
         self.message: Any = None  # of the last whole frame
         self.wanted: list[deque[memoryview]] = [deque() for _ in self.connections]
         self.nbytes, self.told = 0, memoryview(b"")  # of the frame that is coming
+        self.since, self.before = 0.0, 0  # when it began to come, and what had come, if it is large
+        self.incoming = Transfers()  # those that have come without a break
         self.stage = self._begin()
 
     # ------------------------------------------------------------ out
@@ -185,10 +194,15 @@ class Frames:
             for view in views:
                 connection.put(view, self.queued)
 
-    def flush(self) -> None:
-        """Send what can be sent now."""
+    @property
+    def flushed(self) -> bool:
+        """Whether the sockets have taken all there is."""
+        return all(connection.flushed for connection in self.connections)
+
+    def flush(self, most: int = ALL) -> None:
+        """Send what can be sent now, or some of it."""
         for connection in self.connections:
-            connection.flush()
+            connection.flush(most)
 
     def _cut(self, buffers: Sequence[memoryview]) -> list[Views]:
         """Which bytes go over which connection."""
@@ -236,8 +250,15 @@ class Frames:
                 for wanted, mine in zip(self.wanted, self._cut(views), strict=True):
                     wanted.extend(mine)
                 self.stage = "buffers"
+                if self.nbytes >= LARGE:
+                    self.since, self.before = time.perf_counter(), self.received
             else:
                 self.came += 1
+                if self.since:
+                    # Without what came together with its head, which has taken no time.
+                    nbytes = self.received - self.before
+                    self.incoming.add(nbytes, time.perf_counter() - self.since)
+                    self.since = 0.0
                 self.stage = self._begin()
                 return True
         return False
@@ -257,8 +278,10 @@ class Frames:
                 wanted.popleft()
         return whole
 
-    def wait(self, bell: Bell | None = None) -> None:
+    def wait(self, bell: Bell | None = None, most: int | None = None) -> bool:
         """Until something has come, or `bell` is rung, or more can be sent if not all is.
+
+        False if `most` milliseconds have passed before.
 
         A connection from which nothing is wanted is looked at for its end alone: what has come
         early over it, and lies there, would be no reason to wake.
@@ -276,14 +299,47 @@ class Frames:
             look.register(connection.wire, events)
         if bell is not None:
             look.register(bell, select.POLLIN)
-        for handle, event in look.poll():
+        found = look.poll(most)
+        for handle, event in found:
             if handle in idle and event & ENDS:
                 raise ConnectionLost(idle[handle].index)
+        return bool(found)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that have gone out."""
+        return sum(one.sent for one in self.connections)
+
+    @property
+    def received(self) -> int:
+        """Bytes that have come in."""
+        return sum(one.received for one in self.connections)
 
     @property
     def moved(self) -> int:
         """Bytes that have gone either way; it grows as long as there is life."""
-        return sum(one.sent + one.received for one in self.connections)
+        return self.sent + self.received
+
+    @property
+    def underway(self) -> bool:
+        """Whether the system still holds bytes that the other end has not got, as far as it tells.
+
+        Unlike `flush` this looks beyond what the sockets have taken.
+        """
+        try:
+            return any(ioctl(wire, TIOCOUTQ, bytes(4)) != bytes(4) for wire in self.wires())
+        except OSError:
+            return False
+
+    @property
+    def coming(self) -> bool:
+        """Whether the buffers of a frame are on their way."""
+        return self.stage == "buffers"
+
+    def lose(self, index: int) -> None:
+        """A connection is gone; the time of what was coming says nothing of the link."""
+        self.connections[index].detach()
+        self.since = 0.0
 
     def wires(self) -> list[socket.socket]:
         return [one.wire for one in self.connections if one.wire is not None]

@@ -19,6 +19,8 @@ from offbeat.model.table import Flat
 from offbeat.protocol.messages import (
     Go,
     Join,
+    Probe,
+    Probed,
     Push,
     Rejoin,
     Shown,
@@ -34,6 +36,7 @@ from offbeat.transport.bell import Bell
 from offbeat.transport.cargo import MeetingPacking, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.frames import (
+    ALL,
     MOST,
     ConnectionLost,
     Frames,
@@ -44,6 +47,7 @@ from offbeat.transport.frames import (
 )
 from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, TooLate, ask
 from offbeat.transport.link import StoreGone
+from offbeat.transport.meter import EVERY, Transfers
 from offbeat.transport.slots import fill, snapshot_in
 from offbeat.worker.contribution import Contribution, Snapshot
 
@@ -51,6 +55,7 @@ AWAY = 4  # times patience for which a worker looks for a store that does not an
 AT_FIRST = 1 / 8  # of patience that a connection may take; more with each that does not come
 FAR = 2e-3  # seconds of a round trip from which one connection is not enough
 LINK = 16  # bytes of the name of a link
+BESIDE_PROBE = 1 << 18  # bytes that are sent in one go while the answer to a probe is due
 Result = TypeVar("Result")
 Mended = tuple[socket.socket, int]  # a connection, and how many bytes the store has had of it
 
@@ -170,8 +175,11 @@ class Pump:
         self.maker, self.decode = maker, decode
         self.anew = self.over = self.closed = False
         self.joining: Join | None = None  # said, and not answered yet
-        self.bytes = 0  # over links that are no more
         self.heard: deque[ToWorker] = deque()  # and not asked for yet
+        self.asked = 0.0  # when the last probe went out whose answer is due
+        self.came = 0  # frames that had come by then
+        self.due = 0.0  # when the next one goes
+        self.round_trip = 0.0  # that the last one took
         self.link, self.frames = self._fresh()
 
     def _fresh(self) -> tuple[bytes, Frames]:
@@ -187,11 +195,33 @@ class Pump:
             raise StoreGone
         if isinstance(message, Join):
             self.joining = message
+        if isinstance(message, Push):
+            self._probe()
         self.frames.put(encode(message), buffers)
         try:
-            self.frames.flush()
+            self._flush()
         except ConnectionLost as lost:
             self._mend(lost)
+
+    def _probe(self) -> None:
+        """Before what is large is on its way: the link is quiet now, in both directions."""
+        now = time.perf_counter()
+        if now < self.due:
+            return
+        found, self.frames.incoming = self.frames.incoming, Transfers()
+        self.frames.put(encode(Probe(self.round_trip, found.nbytes, found.seconds)))
+        self.due = now + EVERY
+        self.asked, self.came, self.round_trip = now, self.frames.came, 0.0
+
+    def _probed(self) -> None:
+        """The answer to a probe; it says nothing if something else was before it on the way."""
+        if self.asked and self.frames.came == self.came + 1:
+            self.round_trip = time.perf_counter() - self.asked
+        self.asked = 0.0
+
+    def _flush(self) -> None:
+        """Send what can be sent; while an answer is due little at a time, to see it at once."""
+        self.frames.flush(BESIDE_PROBE if self.asked else ALL)
 
     def wait(self) -> ToWorker:
         """What comes next."""
@@ -209,7 +239,7 @@ class Pump:
             self.anew = False
             return Rejoin()
         try:
-            self.frames.flush()
+            self._flush()
             if not self._absorb():
                 self.frames.wait(bell)
         except ConnectionLost as lost:
@@ -230,6 +260,9 @@ class Pump:
         except LinkEnded:
             raise StoreGone from None
         found: ToWorker = self.frames.message
+        if isinstance(found, Probed):
+            self._probed()
+            return True
         self.over |= isinstance(found, Stop)
         self.heard.append(found)
         return True
@@ -244,7 +277,8 @@ class Pump:
                 raise StoreGone
             return
         connection = self.frames.connections[lost.index]
-        connection.detach()
+        self.frames.lose(lost.index)
+        self.asked = 0.0
         try:
             made = self.maker.mend(self.link, lost.index, connection.received)
             if made is not None:
@@ -253,7 +287,6 @@ class Pump:
             link, frames = self._fresh()
         except TooLate:  # it has ended without this worker
             raise StoreGone from None
-        self.bytes += self.frames.moved
         self.frames.close()
         self.heard.clear()
         self.link, self.frames = link, frames
@@ -261,11 +294,6 @@ class Pump:
             self.frames.put(encode(self.joining))
         else:
             self.anew = True
-
-    @property
-    def moved(self) -> int:
-        """Bytes that have gone either way."""
-        return self.bytes + self.frames.moved
 
     def close(self) -> None:
         if not self.closed:
@@ -312,10 +340,6 @@ class PumpThread:
                     self.inbox.put(found)
         except BaseException as error:
             self.inbox.put(error)
-
-    @property
-    def moved(self) -> int:
-        return self.pump.moved
 
     def close(self) -> None:
         self.open = False
@@ -389,10 +413,6 @@ class TcpLink:
                 flat.copy_(held)
             else:
                 held.copy_(flat)
-
-    def figures(self) -> dict[str, float]:
-        """What the link came to: bytes that have gone either way."""
-        return {"wire": float(self.pump.moved)}
 
     def close(self) -> None:
         self.pump.close()

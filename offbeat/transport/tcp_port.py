@@ -20,6 +20,8 @@ from offbeat.model.table import Flat
 from offbeat.protocol.messages import (
     Go,
     Message,
+    Probe,
+    Probed,
     Push,
     Shown,
     Stop,
@@ -28,6 +30,7 @@ from offbeat.protocol.messages import (
     encode,
     to_store,
 )
+from offbeat.store.board import Cells, LinkState, Row, new_board
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
 from offbeat.transport.bell import Bell
@@ -42,6 +45,7 @@ from offbeat.transport.frames import (
 )
 from offbeat.transport.handshake import Answer, Attached, packet
 from offbeat.transport.link import Received
+from offbeat.transport.meter import LARGE, Gauge, Meter
 from offbeat.transport.slots import contribution_in, lay_out
 
 # Of patience, in which bytes are a sign of life: an answer leaves a moment after patience began.
@@ -61,18 +65,33 @@ class Ears(Protocol):
         """It has been made again, and the link goes on where it was."""
 
 
+FIRST_LOOK, LOOK = 2, 50  # milliseconds to the looks at what is under way, at most
+_PROBED = encode(Probed())
+
+
 class WorkerLink:
     """One worker's link, as the server has it."""
 
-    def __init__(self, name: bytes, connections: int, cargo: Cargo, final: Views):
-        """`final` is what goes out with the end of the run."""
-        self.name, self.cargo, self.final = name, cargo, final
+    def __init__(
+        self,
+        name: bytes,
+        connections: int,
+        cargo: Cargo,
+        final: Views,
+        gauge: Gauge,
+        round_trip: float = 0.0,
+    ):
+        """`final` is what goes out with the end of the run; `gauge` shows how the link does."""
+        self.name, self.cargo, self.final, self.gauge = name, cargo, final, gauge
         self.frames = Frames(connections, self._decode)
+        self.meter = Meter(gauge, self.frames.incoming, round_trip, time.monotonic())
         self.outbox: deque[tuple[bytes, Views]] = deque()
         self.coming: deque[tuple[int, socket.socket, int, Answer | None]] = deque()  # connections
         self.arrived: deque[ToStore] = deque()  # whole, and not heard yet
         self.open, self.ended, self.broken = True, False, False
         self.lock = threading.Lock()  # around its end, so that no connection comes after it
+        # Whether much has gone out, and whether the system still holds some; time to a look at it.
+        self.large, self.held, self.again = False, False, FIRST_LOOK
         self.moved, self.moved_at = 0, time.monotonic()
         self.bell = Bell()
         self.thread: threading.Thread | None = None
@@ -177,13 +196,14 @@ class WorkerLink:
             self.frames.close()
             while self.coming:
                 self.coming.popleft()[1].close()
+            self.gauge.show(LinkState.IDLE)
         ears.hear(worker, self)
 
     def _take_connections(self, worker: int, patience: float, ears: Ears) -> None:
         while self.coming:
             index, wire, received, answer = self.coming.popleft()
             connection = self.frames.connections[index]
-            connection.detach()  # from here on nothing more of the old one counts
+            self.frames.lose(index)  # from here on nothing more of the old one counts
             try:
                 wire.settimeout(patience)
                 wire.sendall(packet(answer or Attached(connection.received)))
@@ -200,6 +220,12 @@ class WorkerLink:
         self._send()
         while self.frames.absorb():
             message = self.frames.message
+            if isinstance(message, Probe):
+                self.frames.put(_PROBED)
+                self._send()
+                self.meter.probed(message.round_trip, message.nbytes, message.seconds)
+                continue
+            self.large = self.held = False  # whoever speaks has got it
             if isinstance(message, Push):
                 self._unpack(message)
             self.arrived.append(message)
@@ -209,7 +235,21 @@ class WorkerLink:
             self._send()
         self._note()
         if not self.outbox:
-            self.frames.wait(self.bell)
+            self.gauge.show(self._doing())
+            if not (self.frames.flushed and self.large):
+                self.frames.wait(self.bell)
+            elif not self.frames.wait(self.bell, self.again):  # nobody tells when it is through
+                self.large = self.held = self.frames.underway
+                self.again = min(2 * self.again, LOOK)
+
+    def _doing(self) -> int:
+        """What the link is about while its thread waits."""
+        if self.broken:
+            return LinkState.BROKEN
+        if self.frames.coming:
+            return LinkState.SENDING
+        quiet = self.frames.flushed and not self.held
+        return LinkState.IDLE if quiet else LinkState.RECEIVING
 
     def _unpack(self, push: Push) -> None:
         try:
@@ -219,13 +259,16 @@ class WorkerLink:
 
     def _send(self) -> None:
         while self.outbox:
-            self.frames.put(*self.outbox.popleft())
+            told, views = self.outbox.popleft()
+            if sum(map(len, views)) >= LARGE:
+                self.large, self.again = True, FIRST_LOOK
+            self.frames.put(told, views)
         self.frames.flush()
 
     def _lose(self, lost: ConnectionLost, worker: int, ears: Ears) -> None:
         """Whoever broke it: its worker has patience to make another."""
         self._note()
-        self.frames.connections[lost.index].detach()
+        self.frames.lose(lost.index)
         if not self.broken:
             self.broken = True
             ears.interrupted(worker, self)
@@ -246,18 +289,26 @@ class TcpPort:
         final: Sequence[Flat],
         packing: Packing,
         patience: float,
+        cells: Cells | None = None,
     ):
-        """`final` is where the parameters and averaged buffers lie that a run ends with."""
+        """`final` is where the parameters and averaged buffers lie that a run ends with.
+
+        `cells` is the board, on which links show how they do.
+        """
         self.slots, self.parameters, self.final = slots, parameters, views_of(final)
         self.packing, self.patience = packing, patience
+        self.cells = new_board(len(slots)) if cells is None else cells
+        self.cells[Row.LINK] = LinkState.IDLE
         self.links: dict[int, WorkerLink] = {}
         self.due: list[int] = []
         self.pulls = [0] * len(slots)
 
-    def link(self, worker: int, name: bytes, connections: int) -> WorkerLink:
+    def link(
+        self, worker: int, name: bytes, connections: int, round_trip: float = 0.0
+    ) -> WorkerLink:
         """A new link of a worker, whose connections come by and by."""
-        cargo = self.packing.cargo(self.slots[worker])
-        return WorkerLink(name, connections, cargo, self.final)
+        cargo, gauge = self.packing.cargo(self.slots[worker]), Gauge(self.cells, worker)
+        return WorkerLink(name, connections, cargo, self.final, gauge, round_trip)
 
     def numbered(self, name: bytes) -> tuple[int, WorkerLink] | None:
         """The link of that name, if there is one, and whose it is."""

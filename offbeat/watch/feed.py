@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -51,13 +52,18 @@ class Watch(Listener):
         self.samples = 0
         self.due = 0.0  # when the next picture is drawn
         self.heard = 0.0  # when the last record came
+        self.overlaps = False  # whether workers compute while they exchange
         self.encoder = msgspec.json.Encoder()
 
     # ------------------------------------------------------------ a listener
 
+    def describe(self, settings: Mapping[str, Any], applied: int | None) -> None:
+        self.overlaps = settings.get("overlap") is True
+
     def begin(self, store: Any, samples: int) -> None:
         self.store, self.samples = store, samples
-        self.state = RunState(store.cells.shape[1], self.title, self.virtual)
+        workers = store.cells.shape[1]
+        self.state = RunState(workers, self.title, self.virtual, self.overlaps)
         self.heard = time.monotonic()
         self._start()
         self._show(self.heard)
@@ -114,7 +120,8 @@ class Watch(Listener):
         assert self.state is not None
         now = self.state.time + passed
         applied, given_up = self.store.applied, self.store.given_up
-        picture = self.state.picture(now, applied, given_up, self.samples, over)
+        cells = self.store.cells
+        picture = self.state.picture(now, applied, given_up, self.samples, over, cells)
         return self.encoder.encode(picture) + b"\n"
 
     def _send(self) -> bool:

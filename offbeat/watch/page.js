@@ -4,6 +4,7 @@
 const find = (id) => document.getElementById(id);
 const LOOKS = {
   computing: "computing", waiting: "waiting", lost: "lost", done: "computing",
+  "in its link": "link",
 };
 const KINDS = new Set(["lost"]);
 const QUIET = 5000; // milliseconds without news that are worth a word
@@ -96,7 +97,7 @@ const draw = () => {
   const states = Object.entries(p.states).map(([state, count]) => `${whole(count)} ${state}`);
   const shown = p.rows.length < p.workers ? `; ${whole(p.rows.length)} are shown` : "";
   put(find("states"), `${whole(p.workers)} in all: ${states.join(", ")}${shown}`);
-  rows(p.rows);
+  rows(p.rows, p.linked);
   events(p.events);
   charts(p);
 };
@@ -108,8 +109,9 @@ const cell = (row, kind, name) => {
   return node;
 };
 
-const rows = (list) => {
+const rows = (list, linked) => {
   const body = find("rows");
+  find("link-name").hidden = !linked;
   while (body.rows.length > list.length) body.deleteRow(-1);
   while (body.rows.length < list.length) {
     const row = body.insertRow();
@@ -118,11 +120,11 @@ const rows = (list) => {
     cell(state, "span", "state");
     state.append(" ");
     cell(state, "span", "about");
-    for (let i = 0; i < 3; i++) cell(row, "td", "number");
+    for (let i = 0; i < 4; i++) cell(row, "td", "number");
   }
   list.forEach((worker, index) => {
     const row = body.rows[index];
-    const [name, state, clock, staleness, sent] = row.cells;
+    const [name, state, clock, staleness, sent, link] = row.cells;
     const look = LOOKS[worker.state] || "quiet";
     row.className = look;
     row.dataset.worker = worker.number;
@@ -133,6 +135,8 @@ const rows = (list) => {
     put(clock, whole(worker.clock));
     put(staleness, whole(worker.staleness));
     put(sent, whole(worker.contributions));
+    put(link, worker.link);
+    link.hidden = !linked;
   });
 };
 

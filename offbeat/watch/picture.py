@@ -20,6 +20,7 @@ class WorkerRow(msgspec.Struct):
     clock: int
     staleness: int
     contributions: int
+    link: str = ""  # how its link does, in figures, if it has one
 
 
 class RareEvent(msgspec.Struct):
@@ -54,6 +55,7 @@ class LivePicture(msgspec.Struct):
     workers: int
     states: dict[str, int]  # how many workers are in each
     rows: list[WorkerRow]
+    linked: bool  # whether workers are on other hosts
     events: list[RareEvent]
 
 
@@ -106,6 +108,22 @@ def listed(numbers: Sequence[int]) -> str:
         return f"workers {shown} and {len(numbers) - 3:,} more"
     *most, last = map(str, numbers)
     return f"workers {', '.join(most)} and {last}"
+
+
+def flow(round_trip_us: int, up: int, down: int) -> str:
+    """How a link does: its round trip, and bytes a second each way, as far as that is known."""
+    told = [f"{round_trip_us / 1000:.2g} ms"] if round_trip_us else []
+    told += [f"{arrow} {amount(rate)}/s" for arrow, rate in (("↑", up), ("↓", down)) if rate]
+    return ", ".join(told)
+
+
+def amount(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
 
 
 def seconds(value: float) -> str:

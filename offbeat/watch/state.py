@@ -1,7 +1,7 @@
 """How a run stands, from its log alone: curves, speed, staleness, and who waits for whom."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -23,6 +23,8 @@ from offbeat.log.records import (
     Rested,
     Updated,
 )
+from offbeat.store.board import Cells, LinkState
+from offbeat.store.board import Row as On
 from offbeat.watch.picture import (
     POINTS,
     Curve,
@@ -30,6 +32,7 @@ from offbeat.watch.picture import (
     RareEvent,
     WorkerRow,
     bars,
+    flow,
     listed,
     seconds,
     short,
@@ -42,6 +45,12 @@ ROWS = 100  # workers with a row of their own
 
 ABSENT, STARTING, COMPUTING, WAITING = "not there yet", "starting", "computing", "waiting"
 RESTING, LOST, LEFT, DONE, STOPPED = "resting", "lost", "left", "done", "stopped"
+IN_LINK = "in its link"  # it waits for its link, and for nobody
+BUSY = {
+    LinkState.SENDING: "(sending)",
+    LinkState.RECEIVING: "(receiving)",
+    LinkState.BROKEN: "(out of reach)",
+}
 
 
 class WorkerState:
@@ -75,8 +84,12 @@ class WorkerState:
 class RunState:
     """Takes the records of a run one by one, and draws a picture of it at any moment."""
 
-    def __init__(self, workers: int, title: str = "", virtual: bool = False):
-        self.title, self.virtual = title, virtual
+    def __init__(
+        self, workers: int, title: str = "", virtual: bool = False, overlaps: bool = False
+    ):
+        """`overlaps` says that workers compute while their links are busy."""
+        self.title, self.virtual, self.overlaps = title, virtual, overlaps
+        self.linked = False  # whether some are on other hosts
         self.states = [WorkerState(number) for number in range(workers)]
         self.time = 0.0
         self.began = False  # whether anybody is at work
@@ -231,6 +244,7 @@ class RunState:
         self._tell(record.time, "left", f"worker {record.worker} left its loop{again}")
 
     def _linked(self, record: Linked) -> None:
+        self.linked = True
         far = f"round trip {1e3 * record.round_trip:.2g} ms"
         self._tell(record.time, "link", f"worker {record.worker} calls from {record.host}, {far}")
 
@@ -263,7 +277,12 @@ class RunState:
         )
 
     def _row(
-        self, worker: WorkerState, now: float, over: str, at_work: list[WorkerState]
+        self,
+        worker: WorkerState,
+        now: float,
+        over: str,
+        at_work: list[WorkerState],
+        links: Mapping[int, str],
     ) -> WorkerRow:
         state, about = worker.state, ""
         if state == LOST:
@@ -274,12 +293,24 @@ class RunState:
             state, first = WAITING, blockers[0]
             behind = worker.clock - first.clock
             more = f", {behind:,} behind" if behind > 0 else ""
-            about = f"for worker {first.number} (clock {first.clock:,}{more})"
+            link = ", in its link" if links.get(first.number) else ""
+            about = f"for worker {first.number} (clock {first.clock:,}{more}{link})"
             if len(blockers) > 1:
                 about += f" and {len(blockers) - 1:,} more"
+        elif state in (STARTING, COMPUTING) and (busy := links.get(worker.number)):
+            if not self.overlaps:
+                state = IN_LINK
+            about = busy
         return WorkerRow(
             worker.number, state, about, worker.clock, worker.staleness, worker.contributions
         )
+
+    def _links(self, cells: Cells | None) -> dict[int, str]:
+        """What links are busy with now, by worker."""
+        if not self.linked or cells is None:
+            return {}
+        found = cells[On.LINK].tolist()
+        return {number: BUSY[one] for number, one in enumerate(found) if one in BUSY}
 
     def _shown(self, rows: list[WorkerRow]) -> list[WorkerRow]:
         """All, or those that are worth a look and then the first ones."""
@@ -291,9 +322,15 @@ class RunState:
     # ------------------------------------------------------------ pictures
 
     def picture(
-        self, now: float, applied: int, given_up: int, samples: int, over: str
+        self,
+        now: float,
+        applied: int,
+        given_up: int,
+        samples: int,
+        over: str,
+        cells: Cells | None = None,
     ) -> LivePicture:
-        """How things stand at `now`; the counts of samples are the store's own."""
+        """How things stand at `now`; the counts of samples, and the board, are the store's own."""
         if not self.looks or now > self.looks[-1][0]:
             self.looks.append((now, self.trained))
         (start, before), (end, after) = self.looks[0], self.looks[-1]
@@ -303,7 +340,12 @@ class RunState:
         if over and now > 0 and len(self.rate.points) < 2:
             rate = self.trained / now  # over before there was a second look
         at_work = self.at_work()
-        rows = [self._row(worker, now, over, at_work) for worker in self.states]
+        links = self._links(cells)
+        rows = [self._row(worker, now, over, at_work, links) for worker in self.states]
+        if self.linked and cells is not None:
+            for row in rows:
+                found = (cells.item(one, row.number) for one in (On.ROUND_TRIP_US, On.UP, On.DOWN))
+                row.link = flow(*found)
         test = self.tests[-1] if self.tests else None
         recent = sum(self.recent) / len(self.recent) if self.recent else 0.0
         return LivePicture(
@@ -334,6 +376,7 @@ class RunState:
             workers=len(rows),
             states=dict(Counter(row.state for row in rows)),
             rows=self._shown(rows),
+            linked=self.linked,
             events=list(self.events),
         )
 

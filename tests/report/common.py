@@ -6,7 +6,7 @@ import msgspec
 
 from offbeat.report.digest import Event, RunDigest, Speed
 from offbeat.report.grid import Cell, Grid
-from offbeat.report.summary import Step, Summary, Test, WorkerFigures
+from offbeat.report.summary import LinkFigures, Step, Summary, Test, WorkerFigures
 from offbeat.report.timeline import Segment
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -84,6 +84,26 @@ def run(
         "events": [Event(0.0, "joined", n) for n in range(workers)],
     }
     return RunDigest(**(fields | own))
+
+
+def afar() -> list[WorkerFigures]:
+    """Three workers of two hosts: one computes, one is in its link, one waits for the second."""
+    times = [(8.0, 1.0, 0.5), (1.0, 0.2, 8.3), (1.0, 8.0, 0.5)]
+    links = [
+        LinkFigures("near", 0.0003, 900_000, 1_100_000, 2e8, 3e8, 0.02),
+        LinkFigures("far away", 0.0213, 900_000, 1_100_000, 3e5, 2.5e5, 8.0),
+        LinkFigures("near", 0.0004, 900_000, 1_100_000, 0.0, 0.0, 0.0),
+    ]
+    return [
+        WorkerFigures(10, 10, 320, *time, 800_000, 1_000_000, link=link)
+        for time, link in zip(times, links, strict=True)
+    ]
+
+
+def hosts(discipline: str = "bsp", **changes: Any) -> Cell:
+    """A run of theirs."""
+    own = {"per_worker": afar(), "engine": "hosts", "wire_bytes": 6_000_000, **changes}
+    return cell(discipline, 3, **own)
 
 
 def stretches(workers: int, rounds: int = 3) -> list[Segment]:

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page
 
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.page import write_report
-from tests.report.common import HOSTILE, cell, grid, whole
+from tests.report.common import HOSTILE, cell, grid, hosts, whole
 
 NINE = 9  # figures of a comparison
 
@@ -51,11 +51,12 @@ def hostile() -> Grid:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {"whole": whole(), "one": grid(cell("asp", 4, finished=False)), "hostile": hostile()}
+    made["hosts"] = grid(hosts())
     place = tmp_path_factory.mktemp("reports")
     return {name: write_report(of, place / name) for name, of in made.items()}
 
 
-every_page = pytest.mark.parametrize("name", ["whole", "one", "hostile"])
+every_page = pytest.mark.parametrize("name", ["whole", "one", "hostile", "hosts"])
 
 
 @every_page
@@ -72,7 +73,7 @@ def test_every_figure_has_marks_and_nothing_goes_wrong(
             }).length;
         })"""
     )
-    assert len(drawn) == (NINE if name != "one" else 6)
+    assert len(drawn) == (6 if name in ("one", "hosts") else NINE)
     assert all(count > 0 for count in drawn), drawn
     assert seen.wrong == []
 

@@ -13,12 +13,12 @@ import offbeat as ob
 from offbeat.errors import CheckpointError
 from offbeat.log import files as logfile
 from offbeat.log.log import decode, read
-from offbeat.log.records import Evaluated, Part, Updated
+from offbeat.log.records import Evaluated, Linked, Measured, Part, Updated
 from offbeat.recipes import recipe
 from offbeat.report import digest as module
 from offbeat.report.digest import CURVE, EVENTS, SEGMENTS, RunDigest, digest
 from offbeat.report.recount import Recount
-from offbeat.report.summary import Step, thinned
+from offbeat.report.summary import Step, Tally, thinned
 from tests.contract.common import SGD, clusters, examples, problem, recount, scratch, seeds
 
 SETTINGS = {
@@ -327,6 +327,12 @@ HOSTILE = [
     '{"kind":"rest","time":1e999,"worker":0}',
     '{"kind":"other","time":1}',
     "",
+    {"kind": "wire", "time": 1, "worker": 2},
+    {"kind": "wire", "time": 1, "worker": 0, "sent": -1},
+    {"kind": "wire", "time": 1, "worker": 0, "large_received": 1 << 60},
+    {"kind": "wire", "time": 1, "worker": 0, "sent_in": -1.0},
+    {"kind": "wire", "time": 1, "worker": 0, "round_trip": 1e300},
+    {"kind": "link", "time": 1, "worker": 0, "host": "h", "round_trip": -1, "connections": 1},
 ]
 
 
@@ -510,3 +516,56 @@ def test_figures_of_processes_are_worked_out_again(tmp_path: Path) -> None:
     found = digest(place).summary.layout
     assert found is not None
     assert found.seconds is None
+
+
+# ---------------------------------------------------------------- links
+
+
+def link(time: float, worker: int = 0, host: str = "lab2") -> dict[str, Any]:
+    more = {"host": host, "round_trip": 0.5, "connections": 4}
+    return {"kind": "link", "time": time, "worker": worker, **more}
+
+
+def wire(time: float, **given: Any) -> dict[str, Any]:
+    return {"kind": "wire", "time": time, "worker": 0, **given}
+
+
+def test_what_links_have_measured_adds_up(tmp_path: Path) -> None:
+    lines = [
+        link(0),
+        wire(1, round_trip=0.02, sent=1000, received=2000, large_sent=600, sent_in=2.0),
+        update(2, part()),
+        wire(9, round_trip=0.04, sent=10, large_sent=1400, sent_in=2.0, large_received=50,
+             received_in=0.5),
+    ]  # fmt: skip
+    summary = digest(folder(tmp_path, lines)).summary
+    mine = summary.per_worker[0].link
+    assert mine is not None
+    assert (mine.host, mine.sent, mine.received) == ("lab2", 1010, 2000)
+    assert mine.round_trip == pytest.approx(0.03)
+    assert (mine.up, mine.down, mine.transfers) == (500.0, 100.0, 4.5)
+    assert summary.per_worker[1].link is None
+    assert summary.wire_bytes == 3010
+    assert summary.seconds == 2.0  # the last figures come when all is over
+
+
+def test_a_log_from_before_links_were_measured_is_read(tmp_path: Path) -> None:
+    path = folder(tmp_path, [link(0), update(2, part())])
+    (path / "summary.json").write_text('{"wire_bytes": 77, "turned_away": 3}')
+    summary = digest(path).summary
+    mine = summary.per_worker[0].link
+    assert mine is not None
+    assert (mine.host, mine.round_trip, mine.sent) == ("lab2", 0.5, 0)
+    assert (summary.wire_bytes, summary.turned_away) == (77, 3)
+
+
+def test_what_a_tally_goes_back_to_has_links_of_its_own() -> None:
+    tally = Tally(1)
+    tally.see(Linked(0.0, 0, "lab2", 0.5, 4))
+    kept = tally.copy()
+    tally.see(Measured(1.0, 0, 0.02, 100, 50))
+    (mine,) = kept.figures
+    assert mine.link is not None
+    assert (mine.link.sent, mine.link.round_trip) == (0, 0.5)
+    kept.see(Measured(1.0, 0, 0.04))
+    assert mine.link.round_trip == 0.04

@@ -13,7 +13,7 @@ from offbeat.report import live
 from offbeat.report.live import Progress, state_of
 from offbeat.report.tables import console
 from offbeat.store import board
-from offbeat.store.board import Row, State
+from offbeat.store.board import LinkState, Row, State, new_board
 
 
 class Terminal(io.StringIO):
@@ -205,3 +205,18 @@ def test_a_state_is_told_in_words() -> None:
     assert state_of(cells, 1)[0] == "lost"
     board.set_state(cells, 2, State.RESTING)
     assert state_of(cells, 2)[0] == "resting"
+
+
+def test_one_that_waits_for_its_link_is_shown_so() -> None:
+    cells = new_board(1)
+    cells[Row.STATE, 0] = State.ACTIVE
+    for link, told in (
+        (LinkState.SENDING, "in its link (sending)"),
+        (LinkState.RECEIVING, "in its link (receiving)"),
+        (LinkState.BROKEN, "out of reach"),
+        (LinkState.IDLE, "computing"),
+    ):
+        cells[Row.LINK, 0] = link
+        assert state_of(cells, 0)[0] == told
+    cells[Row.LINK, 0], cells[Row.WAITING, 0] = LinkState.SENDING, 1
+    assert state_of(cells, 0)[0] == "waiting"

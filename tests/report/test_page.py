@@ -15,10 +15,10 @@ from offbeat.report.digest import Event
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.markup import Safe, escaped, table, tag
 from offbeat.report.page import page, write_page, write_report
-from offbeat.report.page_tables import notebook
+from offbeat.report.page_tables import notebook, waited_for_exchanges
 from offbeat.report.summary import LayoutFigures, ProcessFigures, Step
 from offbeat.report.timeline import Segment
-from tests.report.common import HOSTILE, cell, figures, grid, whole
+from tests.report.common import HOSTILE, afar, cell, figures, grid, hosts, whole
 
 VOID = ("meta", "br", "hr", "link")
 
@@ -255,3 +255,46 @@ def test_the_processes_of_split_replicas_are_shown() -> None:
     assert "Processes of a replica: predicted and measured" in shown
     assert "a step, predicted" in shown
     assert "Processes of a replica" not in page(grid(cell()))
+
+
+# ---------------------------------------------------------------- links
+
+
+def test_links_have_columns_where_there_are_some() -> None:
+    text = Reader(page(grid(hosts()))).text
+    for words in ("host", "round trip", "to store", "from store", "on the wire"):
+        assert words in text
+    for words in ("far away", "21 ms", "300 kB/s", "250 kB/s", "time in its link", "86 %"):
+        assert words in text
+    assert "exchanging over its link" in text
+    assert "Worker 1 on far away spent 86 % of its time in its link" in text
+    assert "46 % of their time" not in text  # what the store took is not the link's
+    here = Reader(page(whole())).text
+    for words in ("round trip", "in its link", "over its link", "on the wire"):
+        assert words not in here
+
+
+def test_a_host_may_be_called_anything() -> None:
+    per_worker = afar()
+    for mine in per_worker:
+        assert mine.link is not None
+        mine.link.host = HOSTILE + "\x1b[2J" + 300 * "x"
+    reader = Reader(page(grid(hosts(per_worker=per_worker))))
+    assert len(reader.scripts) == 1
+    assert not reader.named("img")
+    assert "\x1b" not in reader.text
+    assert 40 * "x" not in reader.text
+
+
+def test_waiting_is_told_apart_by_what_the_other_one_did() -> None:
+    segments = [
+        Segment(0, "wait", 1.0, 5.0, 1),
+        Segment(1, "compute", 0.0, 2.0),
+        Segment(1, "exchange", 2.0, 4.5),
+        Segment(2, "exchange", 1.0, 5.0),
+        Segment(2, "wait", 5.0, 6.0),
+    ]
+    assert waited_for_exchanges(segments) == {0: 2.5}
+    text = Reader(page(grid(hosts(segments=segments, window=(0.0, 6.0))))).text
+    assert "of its waiting, for another's exchange" in text
+    assert "2.50 s" in text

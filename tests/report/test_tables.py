@@ -201,3 +201,68 @@ def test_a_split_run_says_what_its_processes_did() -> None:
     simulated = rendered(run_table(common.figures("asp", 2, layout=LayoutFigures("pp=2", 4))))
     assert "pp=2 · 4 processes" in simulated
     assert "idle" not in simulated
+
+
+# ---------------------------------------------------------------- links
+
+
+def test_who_is_in_its_link_is_told_from_who_waits() -> None:
+    summary = common.figures("bsp", 3, per_worker=common.afar(), engine="hosts")
+    summary.wire_bytes = 6_000_000
+    told = dict(figures(summary))
+    assert told["network"] == (
+        "6.0 MB over the wire to 2 hosts, round trip 0.3 to 21 ms; 29 % of the workers' time went "
+        "into the link"
+    )
+    assert told["slow link"].startswith("worker 1 on far away spent 86 % of its time in its link: ")
+    lines = [line.split() for line in rendered(run_table(summary)).splitlines()]
+    assert [
+        "1",
+        "far",
+        "away",
+        "21",
+        "ms",
+        "300",
+        "kB/s",
+        "250",
+        "kB/s",
+        "2.0",
+        "MB",
+        "86",
+        "%",
+    ] in lines
+    assert ["2", "near", "0.4", "ms", "-", "-", "2.0", "MB", "0", "%"] in lines
+    assert all(len(line) <= 80 for line in rendered(run_table(summary)).splitlines())
+
+
+def test_what_the_store_took_is_not_put_down_to_a_link() -> None:
+    (near, far, third) = common.afar()
+    # Of half a second only 23 ms were on the way.
+    assert near.in_link == pytest.approx(0.02 + 10 * 0.0003)
+    assert far.in_link == pytest.approx(8.0 + 10 * 0.0213)
+    # Behind a step an exchange takes nothing of a worker's time.
+    far.communication = 0.1
+    assert far.in_link == 0.1
+    # A log of before measured nothing.
+    assert third.link is not None
+    third.link.sent = third.link.received = 0
+    assert third.in_link == third.communication
+
+
+def test_of_many_workers_those_are_shown_whose_links_took_most() -> None:
+    far = common.afar()[1]
+    summary = common.figures("asp", 30, per_worker=[common.afar()[0] for _ in range(30)])
+    summary.engine, summary.per_worker[17] = "hosts", far
+    told = dict(figures(summary))
+    assert told["slow link"].startswith("worker 17 on far away ")
+    summary.per_worker[21] = far
+    assert "and 1 more worker like it" in dict(figures(summary))["slow link"]
+    shown = rendered(run_table(summary)).split("round trip")[-1]
+    assert len(shown.splitlines()) < 12
+    assert shown.count("far away") == 2
+
+
+def test_without_a_network_nothing_is_said_of_one() -> None:
+    text = rendered(run_table(real(ob.estimate("20ms,80ms", "bsp", steps=10))))
+    for word in ("network", "link", "wire", "round trip", "host"):
+        assert word not in text

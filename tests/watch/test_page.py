@@ -15,7 +15,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from offbeat.log.records import Evaluated, Lost
+from offbeat.log.records import Evaluated, Linked, Lost
+from offbeat.store.board import LinkState, Row, new_board
 from offbeat.watch.feed import PROGRAM
 from offbeat.watch.state import RunState
 from tests.watch.common import going, join, part, pull, push, update
@@ -128,8 +129,8 @@ class Server:
         self.process.stdin.write(line)
         self.process.stdin.flush()
 
-    def show(self, state: RunState, now: float, over: str = "") -> None:
-        picture = state.picture(now, state.trained, 0, 100, over)
+    def show(self, state: RunState, now: float, over: str = "", cells: Any = None) -> None:
+        picture = state.picture(now, state.trained, 0, 100, over, cells)
         self._write(msgspec.json.encode(picture) + b"\n")
 
     def kill(self) -> None:
@@ -214,6 +215,33 @@ def test_everybody_can_read_it(server: Server, page: Page, scheme: Any, width: i
         assert name
     expect(page.locator("#loss-chart polyline")).to_have_count(2)
     expect(page.locator("#staleness-chart rect")).to_have_count(3)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert serious(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_links_are_seen_where_there_are_some(
+    server: Server, page: Page, scheme: Any, width: int
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 800})
+    state, cells = eventful(), new_board(3)
+    server.show(state, 3.5, cells=cells)
+    page.goto(server.address)
+    expect(page.locator("#rows tr")).to_have_count(3, timeout=LONG)
+    expect(page.locator("#link-name")).to_be_hidden()
+    expect(page.locator("#rows tr").first.locator("td").last).to_be_hidden()
+    state.see(Linked(3.5, 2, "lab2", 0.02, 4))
+    cells[Row.LINK, 2] = LinkState.SENDING
+    cells[Row.ROUND_TRIP_US], cells[Row.UP], cells[Row.DOWN] = 21_300, 250_000, 1_250_000
+    server.show(state, 3.5, cells=cells)
+    expect(page.locator("#link-name")).to_have_text("link")
+    last = page.locator("#rows tr").last.locator("td")
+    expect(last.first).to_have_text("in its link (sending)")
+    expect(last.first.locator(".state")).to_have_class("state link")
+    expect(last.last).to_have_text("21 ms, ↑ 250 kB/s, ↓ 1.25 MB/s")
+    expect(page.locator("#rows tr").first).to_contain_text("worker 2 (clock 1, 1 behind, in its")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert serious(page) == []
 

@@ -9,9 +9,19 @@ from hypothesis import strategies as st
 import offbeat as ob
 from offbeat.data.lease import Lease
 from offbeat.engine.sim.compute_times import distribution
-from offbeat.log.records import Dropped, EpochDone, Evaluated, Linked, Lost, Record, Refused, Rested
-from offbeat.store.board import Row, State, blockers
-from offbeat.watch.picture import BARS, POINTS, Curve, LivePicture, bars
+from offbeat.log.records import (
+    Dropped,
+    EpochDone,
+    Evaluated,
+    Linked,
+    Lost,
+    Measured,
+    Record,
+    Refused,
+    Rested,
+)
+from offbeat.store.board import LinkState, Row, State, blockers, new_board
+from offbeat.watch.picture import BARS, POINTS, Curve, LivePicture, bars, flow
 from offbeat.watch.state import EVENTS, ROWS, RunState, blocking
 from tests.contract.common import problem, run
 from tests.watch.common import join, part, pull, push, update
@@ -226,6 +236,69 @@ def test_counts_and_figures_come_from_the_records():
 def test_a_worker_on_another_host_says_from_where_it_comes():
     state = seen(Linked(0.5, 1, "lab2", 0.0213, 4), join(1))
     assert shown(state).events[0].text == ("worker 1 calls from lab2, round trip 21 ms")
+
+
+def board(*links: int) -> Any:
+    cells = new_board(len(links))
+    cells[Row.LINK] = links
+    cells[Row.ROUND_TRIP_US], cells[Row.UP], cells[Row.DOWN] = 21_300, 250_000, 0
+    return cells
+
+
+AFAR = [Linked(0.0, n, "lab2", 0.02, 4) for n in range(3)]
+
+
+def test_one_that_waits_for_its_link_does_not_wait_for_a_worker():
+    state = seen(*AFAR, *BEGUN, push(0, 1.0))
+    cells = board(LinkState.IDLE, LinkState.SENDING, LinkState.RECEIVING)
+    picture = state.picture(1.5, 0, 0, 100, "", cells)
+    assert words(picture) == [
+        "waiting for worker 1 (clock 0, 1 behind, in its link) and 1 more",
+        "in its link (sending)", "in its link (receiving)",
+    ]  # fmt: skip
+    assert picture.states == {"waiting": 1, "in its link": 2}
+    assert [row.link for row in picture.rows] == ["21 ms, ↑ 250 kB/s"] * 3
+    assert picture.linked
+    broken = state.picture(1.5, 0, 0, 100, "", board(0, LinkState.BROKEN, 0))
+    assert words(broken)[1] == "in its link (out of reach)"
+    over = state.picture(1.5, 0, 0, 100, "finished", cells)
+    assert words(over) == ["done"] * 3
+
+
+def test_one_whose_exchange_is_hidden_computes_all_the_same():
+    state = RunState(3, overlaps=True)
+    for record in (*AFAR, *BEGUN):
+        state.see(record)
+    picture = state.picture(1.5, 0, 0, 100, "", board(LinkState.SENDING, 0, 0))
+    assert words(picture) == ["computing (sending)", "computing", "computing"]
+
+
+def test_where_nobody_is_on_another_host_there_are_no_links():
+    state = seen(*BEGUN)
+    picture = state.picture(1.5, 0, 0, 100, "", board(LinkState.SENDING, 0, 0))
+    assert not picture.linked
+    assert words(picture) == ["computing"] * 3
+    assert {row.link for row in picture.rows} == {""}
+
+
+def test_what_a_link_measures_is_no_event_and_passes_no_time():
+    state = seen(*AFAR, *BEGUN)
+    told = state.told
+    state.see(Measured(0.0, 1, 0.02, 100, 200))
+    assert state.told == told
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ((0, 0, 0), ""),
+        ((250, 0, 0), "0.25 ms"),
+        ((21_300, 999, 1_250_000), "21 ms, ↑ 999 B/s, ↓ 1.25 MB/s"),
+        ((0, 0, 2 * 10**9), "↓ 2 GB/s"),
+    ],
+)
+def test_a_link_in_figures(figures: tuple[int, int, int], told: str) -> None:
+    assert flow(*figures) == told
 
 
 def test_a_late_test_does_not_turn_time_back():

@@ -90,14 +90,38 @@ class NetworkDoor(Door):
         self.sketch = plain(entrance.sketch)
         self.settings = dict(entrance.settings)
         self.dispatcher: Dispatcher | None = None
+        self.measured: dict[int, WorkerLink] = {}  # links of which not all is in the log yet
+        self.time = 0.0  # of the run, when they were last looked at
         self.listener = Listener(entrance.listening, entrance.security, self._respond, patience)
 
     def open(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self.listener.start()
 
+    def look(self) -> None:
+        """Record what links have measured, where it is time to."""
+        assert self.dispatcher is not None
+        server = self.dispatcher.server
+        now = server.clock()
+        self.time = server.protocol.run_time.at(now)
+        for number, link in list(self.measured.items()):
+            over = self.port.way(number) is not link
+            if over or link.meter.is_due(now):
+                self._record(number, link)
+            if over:
+                del self.measured[number]
+
+    def _record(self, number: int, link: WorkerLink) -> None:
+        frames = link.frames
+        found = link.meter.take(self.time, number, frames.received, frames.sent)
+        if found is not None:
+            self.log.write(found)
+
     def close(self) -> None:
         self.listener.close()
+        for number, link in self.measured.items():
+            self._record(number, link)
+        self.measured.clear()
 
     @property
     def refused(self) -> int:  # type: ignore[override]
@@ -157,7 +181,10 @@ class NetworkDoor(Door):
         self.log.write(
             Linked(now, number, request.host[:200], request.round_trip, request.connections)
         )
-        link = self.port.link(number, request.link, request.connections)
+        link = self.port.link(number, request.link, request.connections, request.round_trip)
+        if number in self.measured:
+            self._record(number, self.measured[number])
+        self.measured[number] = link
         dispatcher.connect(number, link)
         link.attach(0, wire, answer=Entered(number))
         return None

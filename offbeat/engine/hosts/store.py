@@ -52,7 +52,7 @@ class HostsRoles(Roles):
         patience = self.local.patience
         final = [*self.shared.tested, self.shared.averages]
         packing = packing_of(self.job, self.meets)
-        port = TcpPort(self.shared.slots, store.parameters, final, packing, patience)
+        port = TcpPort(self.shared.slots, store.parameters, final, packing, patience, store.cells)
         return replace(
             super()._server_parts(store, sharded, relay),
             port=port,

@@ -121,7 +121,7 @@ class HostWorker:
             make = partial(self._met, meeting)
         else:
             client = StoreClient(self.link, settings.centre, engine.overlap, announce=announce)
-        self.process = WorkerProcess(client, self.slot, settings, make, reader, self.link.figures)
+        self.process = WorkerProcess(client, self.slot, settings, make, reader)
 
     def _met(self, client: DistantAllreduceClient, incarnation: int, place: WorkerMemory) -> Worker:
         """A worker whose gradients go to the others while they are made."""

@@ -462,7 +462,8 @@ def _written(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run
     overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
     name = str(roles.job.discipline)
     summary = tally.summary(name, roles.local.name, done.ledger, memory, done.hash, overlap)
-    summary.wire_bytes = int(sum(word.get("wire", 0.0) for word in words))
+    if any(mine.link for mine in summary.per_worker):  # beside what the store has counted
+        summary.wire_bytes += int(sum(word.get("wire", 0.0) for word in words))
     summary.turned_away = done.refused
     summary.emulated = list(roles.local.emulate or ())
     summary.layout = layout_figures(roles.content.cut, roles.workers, list(words))

@@ -100,6 +100,9 @@ class Door:
     def open(self, dispatcher: Dispatcher) -> None:
         """From now on whoever comes goes to this dispatcher."""
 
+    def look(self) -> None:
+        """Now and then, with the store locked."""
+
     def close(self) -> None:
         """Nobody else comes in."""
 
@@ -252,6 +255,7 @@ class ServerProcess:
         self.dispatcher.wait(often if relay.idle else min(often, max(0.0, relay.due - now)))
         for worker in self.protocol.take_silent():
             self.outbox.put(WorkerFrozen(worker))
+        self.door.look()
         if relay.waiting and time.monotonic() >= relay.due:
             self._flush()
 
