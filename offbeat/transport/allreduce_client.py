@@ -46,7 +46,7 @@ class AllreduceClient(StoreClient):
         self,
         link: MemoryLink,
         number: int,
-        make: Callable[[Sequence[Flat]], Parameters | None],
+        make: Callable[[Sequence[Flat]], Parameters],
         seconds: float,
         announce: Callable[[Lease], None] = ignore,
     ):
