@@ -77,7 +77,7 @@ class AllreduceClient(StoreClient):
         self,
         link: GroupLink,
         number: Callable[[], int],
-        make: Callable[[Sequence[Flat]], Parameters | None],
+        make: Callable[[Sequence[Flat]], Parameters],
         members: Members,
         announce: Callable[[Lease], None] = ignore,
     ):
