@@ -281,7 +281,7 @@ class DistantAllreduceClient(AllreduceClient):
         self,
         link: GroupLink,
         number: Callable[[], int],
-        make: Callable[[Sequence[Flat]], Parameters | None],
+        make: Callable[[Sequence[Flat]], Parameters],
         members: Members,
         announce: Callable[[Lease], None] = ignore,
     ):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -184,10 +185,7 @@ class WorkerLink:
                 if not self.open:
                     return
                 try:
-                    self._take_connections(worker, patience, ears)
-                    self._move(worker, ears)
-                except ConnectionLost as lost:
-                    self._lose(lost, worker, ears)
+                    self._go_on(worker, patience, ears)
                 except (LinkEnded, Misbehaved):  # whoever breaks the rules is as good as gone
                     self.ended = True
         finally:
@@ -198,6 +196,17 @@ class WorkerLink:
                 self.coming.popleft()[1].close()
             self.gauge.show(LinkState.IDLE)
         ears.hear(worker, self)
+
+    def _go_on(self, worker: int, patience: float, ears: Ears) -> None:
+        try:
+            self._take_connections(worker, patience, ears)
+            self._move(worker, ears)
+        except ConnectionLost as lost:
+            # What has come before it broke counts: else one that breaks often gets nowhere.
+            with suppress(ConnectionLost):
+                while self._absorb(worker, ears):
+                    continue
+            self._lose(lost, worker, ears)
 
     def _take_connections(self, worker: int, patience: float, ears: Ears) -> None:
         while self.coming:
@@ -218,21 +227,10 @@ class WorkerLink:
 
     def _move(self, worker: int, ears: Ears) -> None:
         self._send()
-        while self.frames.absorb():
-            message = self.frames.message
-            if isinstance(message, Probe):
-                self.frames.put(_PROBED)
-                self._send()
-                self.meter.probed(message.round_trip, message.nbytes, message.seconds)
-                continue
-            self.large = self.held = False  # whoever speaks has got it
-            if isinstance(message, Push):
-                self._unpack(message)
-            self.arrived.append(message)
-            ears.hear(worker, self)
-            if self.ended or not self.open:  # which this thread has just done, and rings no bell
-                return
+        while self._absorb(worker, ears):
             self._send()
+        if self.ended or not self.open:  # which this thread has just done, and rings no bell
+            return
         self._note()
         if not self.outbox:
             self.gauge.show(self._doing())
@@ -241,6 +239,22 @@ class WorkerLink:
             elif not self.frames.wait(self.bell, self.again):  # nobody tells when it is through
                 self.large = self.held = self.frames.underway
                 self.again = min(2 * self.again, LOOK)
+
+    def _absorb(self, worker: int, ears: Ears) -> bool:
+        """Read what is there; whether that was a message, and there may be more."""
+        if not self.frames.absorb():
+            return False
+        message = self.frames.message
+        if isinstance(message, Probe):
+            self.frames.put(_PROBED)
+            self.meter.probed(message.round_trip, message.nbytes, message.seconds)
+            return True
+        self.large = self.held = False  # whoever speaks has got it
+        if isinstance(message, Push):
+            self._unpack(message)
+        self.arrived.append(message)
+        ears.hear(worker, self)
+        return self.open and not self.ended
 
     def _doing(self) -> int:
         """What the link is about while its thread waits."""

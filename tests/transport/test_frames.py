@@ -235,7 +235,7 @@ def test_what_has_come_early_over_another_connection_is_no_reason_to_wake(wires:
         def register(self, what: object, events: int) -> None:
             look.register(what, events)
 
-        def poll(self) -> list[tuple[int, int]]:
+        def poll(self, most: int | None) -> list[tuple[int, int]]:
             seen.append(look.poll(0))
             return seen[-1]
 
@@ -267,8 +267,8 @@ def test_one_with_nothing_to_send_does_not_wake_for_another_that_is_full(wires: 
             events[what.fileno()] = which
             self.look.register(what, which)
 
-        def poll(self) -> list[tuple[int, int]]:
-            return self.look.poll()  # type: ignore[no-any-return]
+        def poll(self, most: int | None) -> list[tuple[int, int]]:
+            return self.look.poll(most)  # type: ignore[no-any-return]
 
     real = select.poll
     with pytest.MonkeyPatch.context() as patch:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from offbeat.store.board import new_board
 from offbeat.transport import tcp_link, tcp_port
 from offbeat.transport.cargo import Cargo, Packing
 from offbeat.transport.dial import Address, Dialer
 from offbeat.transport.handshake import Enter
 from offbeat.transport.link import StoreGone
+from offbeat.transport.meter import Gauge
 from offbeat.transport.tcp_link import DialedStore
 from offbeat.transport.tcp_port import WorkerLink
 from tests.transport.common import LONG, shared_memory
@@ -40,7 +42,7 @@ def test_bytes_are_a_sign_of_life_when_they_come_however_late_one_looks(monkeypa
     clock = [100.0]
     monkeypatch.setattr(tcp_port, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     cargo = Cargo(shared_memory().slots[0], Packing())
-    link = WorkerLink(b"link", 1, cargo, [])
+    link = WorkerLink(b"link", 1, cargo, [], Gauge(new_board(1), 0))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         mine = socket.create_connection(listening.getsockname())
         theirs, _ = listening.accept()

@@ -13,10 +13,12 @@ from offbeat import codec as codecs
 from offbeat.data.lease import Lease
 from offbeat.log.records import Joined, Lost, Part
 from offbeat.protocol.messages import Join, Push, Rejoin, Stop, encode
+from offbeat.store.board import new_board
 from offbeat.transport.cargo import Cargo, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.frames import HEADER
 from offbeat.transport.handshake import Attach, Attached, Entered, NoSuchLink, ask, read
+from offbeat.transport.meter import Gauge
 from offbeat.transport.tcp_port import WorkerLink
 from tests.engine.hosts.proxy import Fate, Proxy
 from tests.transport.common import shared_memory
@@ -116,7 +118,9 @@ def test_one_that_speaks_for_another_is_as_good_as_gone(store: TcpStore) -> None
 
 def test_a_payload_that_makes_no_sense_ends_its_link_and_not_its_thread_alone() -> None:
     memory, codec = shared_memory(), codecs.parse("topk:0.5")
-    link = WorkerLink(b"link", 1, Cargo(memory.slots[0], Packing(codec)), [])
+    link = WorkerLink(
+        b"link", 1, Cargo(memory.slots[0], Packing(codec)), [], Gauge(new_board(1), 0)
+    )
     heard = threading.Event()
 
     class Ears:
