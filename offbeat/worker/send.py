@@ -88,10 +88,12 @@ class Sender:
         if self.feedback is None:
             return None
         generator = torch.Generator().manual_seed(mix(*seed))
+        views = {name: view for flat in payload for name, view in flat.views.items()}
+        # As the model has them: what a codec draws does not depend on how shards lay them out.
         return {
-            name: self.feedback.pack(name, view, generator)
-            for flat in payload
-            for name, view in flat.views.items()
+            name: self.feedback.pack(name, views[name], generator)
+            for name in self.replica.parameters
+            if name in views
         }
 
     def state(self) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import offbeat as ob
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.folder.tensors import load_tensors
 from tests.contract.common import (
+    CODECS,
     NAMES,
     Stop,
     StopAfter,
@@ -46,6 +47,17 @@ def test_the_bits_are_those_of_one_process(local_only, name, tmp_path):
         optimizer=optimizer_for(discipline, ADAM), out=tmp_path / "run", **code,
     )  # fmt: skip
     check_run(tmp_path / "run", what, epochs=1, shards=1, **code)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", ["asp", "local", "easgd"])
+def test_what_a_codec_draws_does_not_depend_on_shards(local_only, name, codec, tmp_path):
+    what = problem(random_net, samples=36)
+    run(
+        local_only, what, named(2)[name], workers=2, shards=3, epochs=1, codec=codec,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    check_run(tmp_path / "run", what, epochs=1, shards=1)
 
 
 @pytest.mark.parametrize("name", ["bsp", "fedbuff", "average"])
