@@ -24,6 +24,8 @@ BITS = 1e8  # a second
 MODEL = "weights:250000"
 EVEN, UNEVEN = (0.1, 0.1, 0.1), (0.05, 0.1, 0.3)
 INT8 = {"codec": "int8", "pull_codec": "int8"}
+# Real workers never begin at the same moment; simulated ones that do would always send together.
+APART = 0.13  # seconds
 CUT_AFTER, CUT_FOR = 2.0, 2.0  # seconds
 
 
@@ -89,11 +91,11 @@ def on_hosts(scenario: Scenario) -> float:
 
 
 def _cut(hosts: Hosts) -> None:
-    """From another thread, when the run has begun."""
+    """From another thread, some time after the first update."""
     log = hosts[1].folder / "run" / "log.jsonl"
 
     def work() -> None:
-        until(lambda: log.exists() and log.stat().st_size > 0, "the run has begun")
+        until(lambda: log.exists() and b'"update"' in log.read_bytes(), "the first update")
         time.sleep(CUT_AFTER)
         hosts[2].cut()
         time.sleep(CUT_FOR)
@@ -144,4 +146,5 @@ def cluster_of(scenario: Scenario) -> str:
         if scenario.cut and not number:
             lines.append(f'outages = [{{at = "{CUT_AFTER}s", lasting = "{CUT_FOR}s"}}]')
         lines += ["[[worker]]", f'host = "lab{number}"', f'compute = "{1e3 * seconds:g}ms"']
+        lines.append(f'joins_at = "{1e3 * APART * number:g}ms"')
     return "\n".join(lines)
