@@ -7,9 +7,11 @@ in the middle of a buffer when it is made again. What was sent is kept until the
 to have it.
 """
 
+import fcntl
 import socket
 import ssl
 import struct
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +21,7 @@ from offbeat.errors import OffbeatError
 
 Views = list[memoryview]
 
+_COUNT = struct.Struct("i")
 HEADER = struct.Struct("!IQQ")  # bytes of the message, of the buffers; frames received so far
 LARGEST = 1 << 20  # bytes of a message
 TOGETHER = 1 << 16  # bytes of a frame that are copied into one piece: one call sends them
@@ -251,6 +254,15 @@ class Frames:
         """Bytes that have gone either way; it grows as long as there is life."""
         return sum(one.sent + one.received for one in self.connections)
 
+    @property
+    def heard(self) -> int:
+        """Bytes that the other end has sent, or whose arrival its system has confirmed.
+
+        What this system has taken to send proves nothing: the way may have been cut.
+        """
+        under_way = sum(unconfirmed(wire) for wire in self.wires())
+        return self.moved - under_way
+
     def wires(self) -> list[socket.socket]:
         return [one.wire for one in self.connections if one.wire is not None]
 
@@ -264,6 +276,14 @@ class Frames:
     def close(self) -> None:
         for connection in self.connections:
             connection.detach()
+
+
+def unconfirmed(wire: socket.socket) -> int:
+    """Bytes that this system holds, because the other has not confirmed them."""
+    try:
+        return int(_COUNT.unpack(fcntl.ioctl(wire, termios.TIOCOUTQ, bytes(_COUNT.size)))[0])
+    except (OSError, ValueError):  # it is closed
+        return 0
 
 
 def tune(wire: socket.socket, patience: float) -> None:

@@ -43,6 +43,8 @@ from offbeat.transport.handshake import Answer, Attached, packet
 from offbeat.transport.link import Received
 from offbeat.transport.slots import contribution_in, lay_out
 
+NOTES = 8  # times within patience that it is noted whether a link lives
+
 
 class Ears(Protocol):
     """Who is told what happens to a link, by its thread."""
@@ -68,7 +70,7 @@ class WorkerLink:
         self.coming: deque[tuple[int, socket.socket, int, Answer | None]] = deque()  # connections
         self.arrived: deque[ToStore] = deque()  # whole, and not heard yet
         self.open, self.ended, self.broken = True, False, False
-        self.moved, self.moved_at = 0, time.monotonic()
+        self.heard, self.heard_at = 0, time.monotonic()
         self.bell = Bell()
         self.thread: threading.Thread | None = None
 
@@ -111,11 +113,14 @@ class WorkerLink:
             self.bell.ring()
 
     def lives(self, within: float) -> bool:
-        """Whether bytes have gone either way not longer ago than that."""
-        moved, now = self.frames.moved, time.monotonic()
-        if moved != self.moved:
-            self.moved, self.moved_at = moved, now
-        return now - self.moved_at < within
+        """Whether the other end has sent or taken bytes not longer ago than that."""
+        return time.monotonic() - self.heard_at < within
+
+    def _note(self) -> None:
+        """See whether anything has come, or arrived there, since the last time."""
+        heard = self.frames.heard
+        if heard > self.heard:
+            self.heard, self.heard_at = heard, time.monotonic()
 
     @property
     def abandoned(self) -> bool:
@@ -142,7 +147,7 @@ class WorkerLink:
                     return
                 try:
                     self._take_connections(worker, patience, ears)
-                    self._move(worker, ears)
+                    self._move(worker, patience, ears)
                 except ConnectionLost as lost:
                     self._lose(lost, worker, ears)
                 except (LinkEnded, Misbehaved):  # whoever breaks the rules is as good as gone
@@ -165,11 +170,12 @@ class WorkerLink:
                 wire.close()
                 continue
             connection.attach(wire, received)
+            self.heard, self.heard_at = 0, time.monotonic()
             if self.broken and len(self.frames.wires()) == len(self.frames.connections):
                 self.broken = False
                 ears.restored(worker, self)
 
-    def _move(self, worker: int, ears: Ears) -> None:
+    def _move(self, worker: int, patience: float, ears: Ears) -> None:
         sent = self._send()
         while self.frames.absorb():
             message = self.frames.message
@@ -182,8 +188,9 @@ class WorkerLink:
         look.register(self.bell, select.POLLIN)
         for wire in self.frames.wires():
             look.register(wire, select.POLLIN if sent else select.POLLIN | select.POLLOUT)
+        self._note()
         if not self.outbox:
-            look.poll()
+            look.poll(1e3 * patience / NOTES)
 
     def _send(self) -> bool:
         while self.outbox:

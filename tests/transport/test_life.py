@@ -1,0 +1,53 @@
+"""What counts as a sign of life on a link: what has come, and what is known to have arrived."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from offbeat.transport.frames import Frames, Misbehaved, tune
+
+LONG = 20.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Frames, socket.socket]]:
+    """Frames over a connection whose other end reads only what the test reads."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        mine = socket.create_connection(listening.getsockname())
+        other, _ = listening.accept()
+    other.settimeout(LONG)
+    tune(mine, LONG)
+
+    def decode(told: bytes) -> tuple[bytes, list[memoryview]]:
+        raise Misbehaved("nothing comes here")
+
+    frames = Frames(1, decode)
+    frames.connections[0].attach(mine)
+    yield frames, other
+    frames.close()
+    other.close()
+
+
+def test_what_only_this_system_has_taken_is_no_sign_of_life(ends):
+    frames, other = ends
+    while frames.flush():
+        frames.put(b"?", [memoryview(bytes(1 << 18))])
+    while frames.heard != (last := frames.heard):  # confirmations may be on their way
+        assert last >= 0
+    assert frames.heard < frames.moved
+    before = frames.heard
+    left = frames.moved
+    while left:
+        left -= len(other.recv(1 << 16))
+    frames.flush()
+    assert frames.heard > before
+
+
+def test_what_has_come_is_one(ends):
+    frames, other = ends
+    assert frames.heard == 0
+    other.sendall(bytes(7))
+    while frames.heard < 7:
+        assert not frames.absorb()
