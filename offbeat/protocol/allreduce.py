@@ -435,7 +435,8 @@ class AllreduceProtocol(ServerProtocol):
         found = self.round
         self._at(now)
         if found is not None and found.whole and not found.applying:
-            for worker in self._overdue(self.deadline, spoken):
+            # Whatever else is a sign of life: being asked costs one who lives nothing.
+            for worker in self._overdue(self.deadline, lambda worker: False):
                 asked = worker in found.pinged or worker not in self.connected
                 if worker in found.members and not asked:
                     found.pinged.add(worker)

@@ -739,3 +739,19 @@ def test_one_that_the_others_cannot_reach_ends_the_run():
     failed()
     with pytest.raises(RunError, match="reach worker 0, and via='allreduce' needs workers that"):
         failed()
+
+
+def test_one_whose_way_has_just_been_alive_is_asked_all_the_same():
+    """Else the time for that would come on top of patience."""
+    d = distant()
+    go = d.begin()
+    for worker, found in go.items():
+        d.push(worker, found)
+    d.now += PATIENCE / 2
+    d.protocol.look(d.now, lambda worker: True)
+    d.go_on()
+    assert [d.take(worker, Ping) for worker in range(2)] == [Ping(), Ping()]
+    d.say(0, Pong())
+    d.now += PATIENCE / 2
+    d.look()
+    assert [lost.worker for lost in d.records.of(Lost)] == [1]
