@@ -119,7 +119,7 @@ class WorkerLink:
     def _note(self) -> None:
         """See whether anything has come, or arrived there, since the last time."""
         heard = self.frames.heard
-        if heard > self.heard:
+        if heard > self.heard and not self.broken:  # of what is broken nothing can be known
             self.heard, self.heard_at = heard, time.monotonic()
 
     @property

@@ -2,10 +2,12 @@
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from offbeat.transport.frames import Frames, Misbehaved, tune
+from offbeat.transport.tcp_port import WorkerLink
 
 LONG = 20.0
 
@@ -51,3 +53,20 @@ def test_what_has_come_is_one(ends):
     other.sendall(bytes(7))
     while frames.heard < 7:
         assert not frames.absorb()
+
+
+def test_a_connection_that_breaks_is_no_sign_of_life(ends):
+    """What was under way on it is not known to have arrived."""
+    frames, _ = ends
+    cargo: Any = None
+    link = WorkerLink(b"a link", 1, cargo, [])
+    link.frames = frames
+    while frames.flush():
+        frames.put(b"?", [memoryview(bytes(1 << 18))])
+    link.heard, link.heard_at, link.broken = 0, -1.0, True
+    frames.connections[0].detach()
+    link._note()
+    assert link.heard_at == -1.0
+    link.broken = False
+    link._note()
+    assert link.heard_at > 0
