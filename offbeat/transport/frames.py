@@ -25,6 +25,7 @@ from offbeat.transport.meter import LARGE, Transfers
 
 Views = list[memoryview]
 
+_COUNT = struct.Struct("i")
 HEADER = struct.Struct("!IQQ")  # bytes of the message, of the buffers; frames received so far
 LARGEST = 1 << 20  # bytes of a message
 TOGETHER = 1 << 16  # bytes of a frame that are copied into one piece: one call sends them
@@ -278,7 +279,7 @@ class Frames:
                 wanted.popleft()
         return whole
 
-    def wait(self, bell: Bell | None = None, most: int | None = None) -> bool:
+    def wait(self, bell: Bell | None = None, most: float | None = None) -> bool:
         """Until something has come, or `bell` is rung, or more can be sent if not all is.
 
         False if `most` milliseconds have passed before.
@@ -317,19 +318,24 @@ class Frames:
 
     @property
     def moved(self) -> int:
-        """Bytes that have gone either way; it grows as long as there is life."""
+        """Bytes that have gone either way."""
         return self.sent + self.received
 
     @property
-    def underway(self) -> bool:
-        """Whether the system still holds bytes that the other end has not got, as far as it tells.
+    def unconfirmed(self) -> int:
+        """Bytes that the system holds because the other end has not confirmed them.
 
-        Unlike `flush` this looks beyond what the sockets have taken.
+        Unlike `flushed` this looks beyond what the sockets have taken.
         """
-        try:
-            return any(ioctl(wire, TIOCOUTQ, bytes(4)) != bytes(4) for wire in self.wires())
-        except OSError:
-            return False
+        return sum(map(_held, self.wires()))
+
+    @property
+    def heard(self) -> int:
+        """Bytes that the other end has sent, or whose arrival its system has confirmed.
+
+        What this system has taken to send proves nothing: the way may have been cut.
+        """
+        return self.moved - self.unconfirmed
 
     @property
     def coming(self) -> bool:
@@ -354,6 +360,13 @@ class Frames:
     def close(self) -> None:
         for connection in self.connections:
             connection.detach()
+
+
+def _held(wire: socket.socket) -> int:
+    try:
+        return int(_COUNT.unpack(ioctl(wire, TIOCOUTQ, bytes(_COUNT.size)))[0])
+    except (OSError, ValueError):  # it is closed
+        return 0
 
 
 def tune(wire: socket.socket, patience: float) -> None:

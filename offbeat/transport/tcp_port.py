@@ -50,7 +50,8 @@ from offbeat.transport.meter import LARGE, Gauge, Meter
 from offbeat.transport.slots import contribution_in, lay_out
 
 # Of patience, in which bytes are a sign of life: an answer leaves a moment after patience began.
-ALIVE = 15 / 16
+ALIVE = 7 / 8
+NOTES = 16  # times within patience that it is looked whether what was sent has been confirmed
 
 
 class Ears(Protocol):
@@ -93,7 +94,8 @@ class WorkerLink:
         self.lock = threading.Lock()  # around its end, so that no connection comes after it
         # Whether much has gone out, and whether the system still holds some; time to a look at it.
         self.large, self.held, self.again = False, False, FIRST_LOOK
-        self.moved, self.moved_at = 0, time.monotonic()
+        self.heard, self.heard_at = 0, time.monotonic()
+        self.read = 0  # bytes that had come then
         self.bell = Bell()
         self.thread: threading.Thread | None = None
 
@@ -140,15 +142,16 @@ class WorkerLink:
             self.bell.ring()
 
     def lives(self, patience: float) -> bool:
-        """Whether bytes have gone either way within `patience`, and not just when that began."""
+        """Whether the other end was heard of within `patience`, and not just when that began."""
         now = time.monotonic()
-        return self.moved != self.frames.moved or now - self.moved_at < ALIVE * patience
+        return self.frames.received > self.read or now - self.heard_at < ALIVE * patience
 
     def _note(self) -> None:
-        """As its thread: when bytes have gone."""
-        moved = self.frames.moved
-        if moved != self.moved:
-            self.moved, self.moved_at = moved, time.monotonic()
+        """As its thread: when bytes have come, or have been confirmed."""
+        heard = self.frames.heard
+        if heard > self.heard and not self.broken:  # of what is broken nothing can be known
+            self.heard, self.heard_at = heard, time.monotonic()
+        self.read = self.frames.received
 
     @property
     def abandoned(self) -> bool:
@@ -200,7 +203,7 @@ class WorkerLink:
     def _go_on(self, worker: int, patience: float, ears: Ears) -> None:
         try:
             self._take_connections(worker, patience, ears)
-            self._move(worker, ears)
+            self._move(worker, patience, ears)
         except ConnectionLost as lost:
             # What has come before it broke counts: else one that breaks often gets nowhere.
             with suppress(ConnectionLost):
@@ -221,11 +224,12 @@ class WorkerLink:
                 wire.close()
                 raise ConnectionLost(index) from error
             connection.attach(wire, received)
+            self.heard, self.heard_at = self.frames.heard, time.monotonic()
             if self.broken and len(self.frames.wires()) == len(self.frames.connections):
                 self.broken = False
                 ears.restored(worker, self)
 
-    def _move(self, worker: int, ears: Ears) -> None:
+    def _move(self, worker: int, patience: float, ears: Ears) -> None:
         self._send()
         while self._absorb(worker, ears):
             self._send()
@@ -234,11 +238,16 @@ class WorkerLink:
         self._note()
         if not self.outbox:
             self.gauge.show(self._doing())
-            if not (self.frames.flushed and self.large):
-                self.frames.wait(self.bell)
-            elif not self.frames.wait(self.bell, self.again):  # nobody tells when it is through
-                self.large = self.held = self.frames.underway
+            self._wait(1e3 * patience / NOTES)
+
+    def _wait(self, note: float) -> None:
+        """Until there is something to do; nobody tells when what was sent has been confirmed."""
+        if self.frames.flushed and self.large:
+            if not self.frames.wait(self.bell, min(self.again, note)):
+                self.large = self.held = self.frames.unconfirmed > 0
                 self.again = min(2 * self.again, LOOK)
+        else:
+            self.frames.wait(self.bell, note if self.frames.unconfirmed else None)
 
     def _absorb(self, worker: int, ears: Ears) -> bool:
         """Read what is there; whether that was a message, and there may be more."""
