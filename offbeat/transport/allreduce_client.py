@@ -28,10 +28,10 @@ from offbeat.protocol.messages import (
 from offbeat.store.digest import ParameterDigest
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
-from offbeat.transport.bell import Bell
 from offbeat.transport.link import GivenUp, Link, RunOver
 from offbeat.transport.pieces import Chunk, pieces_of, scaled
 from offbeat.transport.tcp_group import TcpGroup
+from offbeat.transport.wakeup import Wakeup
 from offbeat.worker.client import M, StoreClient, ignore
 from offbeat.worker.contribution import Contribution
 
@@ -46,8 +46,8 @@ class GroupLink(Link, Protocol):
     def host(self) -> str:
         """The address of this machine where other workers may reach this one."""
 
-    def receive_or(self, bell: Bell) -> ToWorker | None:
-        """The next message; None when there is none yet, or the bell has rung."""
+    def receive_or(self, wakeup: Wakeup) -> ToWorker | None:
+        """The next message; None when there is none yet, or it was woken."""
 
 
 class Members(Protocol):
@@ -100,8 +100,8 @@ class AllreduceClient(StoreClient):
         self.given = 0  # pieces of this attempt
         self.summed = False  # whether all of them have been added up
         self.sent = 0  # bytes to other workers, in groups that are no more
-        self.bell = Bell()
-        self.rung: deque[HasMean | GroupFailed] = deque()  # what the group's thread has said
+        self.wakeup = Wakeup()
+        self.from_group: deque[HasMean | GroupFailed] = deque()  # what the group's thread has said
 
     @property
     def number(self) -> int:
@@ -226,16 +226,16 @@ class AllreduceClient(StoreClient):
 
     def _ring(self, message: HasMean | GroupFailed) -> None:
         """Wake this worker from its group's thread."""
-        self.rung.append(message)
-        self.bell.ring()
+        self.from_group.append(message)
+        self.wakeup.wake()
 
     def _awaited(self) -> ApplyMean:
         """Wait for the server and for the group, whichever comes first."""
         while True:
-            self.bell.answer()  # before looking at anything that it is rung for
-            while self.rung:
-                self._heard(self.rung.popleft())
-            message = self.link.receive_or(self.bell)
+            self.wakeup.clear()  # before looking at anything that it is woken for
+            while self.from_group:
+                self._heard(self.from_group.popleft())
+            message = self.link.receive_or(self.wakeup)
             if message is None:
                 continue
             self._unless_over(message)

@@ -20,8 +20,8 @@ from termios import TIOCOUTQ
 from typing import Any, NamedTuple
 
 from offbeat.errors import OffbeatError
-from offbeat.transport.bell import Bell
 from offbeat.transport.meter import LARGE, Transfers
+from offbeat.transport.wakeup import Wakeup
 
 Views = list[memoryview]
 
@@ -279,8 +279,8 @@ class Frames:
                 wanted.popleft()
         return whole
 
-    def wait(self, bell: Bell | None = None, most: float | None = None) -> bool:
-        """Until something has come, or `bell` is rung, or more can be sent if not all is.
+    def wait(self, wakeup: Wakeup | None = None, most: float | None = None) -> bool:
+        """Until something has come, or it is woken by `wakeup`, or more can be sent if not all is.
 
         False if `most` milliseconds have passed before.
 
@@ -298,8 +298,8 @@ class Frames:
             if not connection.flushed:
                 events |= select.POLLOUT
             look.register(connection.wire, events)
-        if bell is not None:
-            look.register(bell, select.POLLIN)
+        if wakeup is not None:
+            look.register(wakeup, select.POLLIN)
         found = look.poll(most)
         for handle, event in found:
             if handle in idle and event & ENDS:

@@ -196,6 +196,10 @@ class TurnedAway(Answer):
     reason: str
 
 
+class NotYet(Answer):
+    """There is no place; there may be one within patience, since one worker is out of reach."""
+
+
 class RunEnded(Answer):
     """There is nothing more to do for anybody."""
 
@@ -207,7 +211,7 @@ class Echoed(Answer):
 
 
 Requests = AskTerms | Enter | Attach | Echo | Meet
-Answers = Terms | Entered | Attached | NoSuchLink | TurnedAway | RunEnded | Echoed
+Answers = Terms | Entered | Attached | NoSuchLink | TurnedAway | NotYet | RunEnded | Echoed
 
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(Requests).decode

@@ -24,9 +24,9 @@ from offbeat.protocol.messages import (
 )
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
-from offbeat.transport.bell import Bell
 from offbeat.transport.link import Received, StoreGone
 from offbeat.transport.slots import contribution_in, fill, lay_out, snapshot_in
+from offbeat.transport.wakeup import Wakeup
 from offbeat.worker.contribution import Contribution, Snapshot
 
 # ---------------------------------------------------------------- packets
@@ -170,10 +170,10 @@ class MemoryLink:
             self.waiting.step_begins()
         return message
 
-    def receive_or(self, bell: Bell) -> ToWorker | None:
-        """The next message, or None when the bell has rung."""
+    def receive_or(self, wakeup: Wakeup) -> ToWorker | None:
+        """The next message, or None when it was woken."""
         look = select.poll()
-        for one in (self.wire, bell):
+        for one in (self.wire, wakeup):
             look.register(one, select.POLLIN)
         ready = {handle for handle, _ in look.poll()}
         return self.receive() if self.wire.fileno() in ready else None

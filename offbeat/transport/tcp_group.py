@@ -23,11 +23,11 @@ from torch import Tensor
 
 from offbeat.model.table import Sum, combine
 from offbeat.protocol.messages import GroupFailed, StartRound
-from offbeat.transport.bell import Bell
 from offbeat.transport.dial import Address, Dialer
 from offbeat.transport.frames import Connection, ConnectionLost, Misbehaved, Views, tune
 from offbeat.transport.handshake import NUMBER, Meet, Refused, packet, prove
 from offbeat.transport.pieces import Addition, add_up
+from offbeat.transport.wakeup import Wakeup
 
 HEADER = struct.Struct("!QQ")  # the number of an exchange, and its bytes
 WAITING = 256  # connections that wait for a group
@@ -145,7 +145,7 @@ class TcpGroup:
         self.places = dict(zip(self.members, start.places, strict=True))
         self.ways: dict[int, Connection] = {}  # to each other member, by its rank
         self.open, self.dialling = True, False
-        self.bell = Bell()
+        self.wakeup = Wakeup()
         self.exchanges = 0
         self.room = torch.empty(0, dtype=torch.uint8)
 
@@ -168,7 +168,7 @@ class TcpGroup:
         self.open = False
         with self.meeting.arrivals.changed:
             self.meeting.arrivals.changed.notify_all()
-        self.bell.ring()
+        self.wakeup.wake()
         self.tasks.put(None)
         if not self.dialling:  # one that dials has nothing yet, and ends by itself
             self.thread.join()
@@ -353,7 +353,7 @@ class TcpGroup:
 
     def _wait(self, unsent: set[int], wanted: set[int], until: float | None) -> None:
         look = select.poll()
-        look.register(self.bell, select.POLLIN)
+        look.register(self.wakeup, select.POLLIN)
         for rank in unsent | wanted:
             wire = self.ways[rank].wire
             assert wire is not None

@@ -32,7 +32,6 @@ from offbeat.protocol.messages import (
     to_worker,
 )
 from offbeat.store.slot import Slot
-from offbeat.transport.bell import Bell
 from offbeat.transport.cargo import MeetingPacking, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.frames import (
@@ -45,10 +44,20 @@ from offbeat.transport.frames import (
     Views,
     tune,
 )
-from offbeat.transport.handshake import Attach, Attached, Enter, Entered, NoSuchLink, TooLate, ask
+from offbeat.transport.handshake import (
+    Attach,
+    Attached,
+    Enter,
+    Entered,
+    NoSuchLink,
+    NotYet,
+    TooLate,
+    ask,
+)
 from offbeat.transport.link import StoreGone
 from offbeat.transport.meter import EVERY, Transfers
 from offbeat.transport.slots import fill, snapshot_in
+from offbeat.transport.wakeup import Wakeup
 from offbeat.worker.contribution import Contribution, Snapshot
 
 AWAY = 4  # times patience for which a worker looks for a store that does not answer
@@ -111,6 +120,8 @@ class DialedStore:
             if not asked.connections:
                 asked.connections = self.connections or connections_for(asked.round_trip)
             answer = ask(first, asked)
+            if isinstance(answer, NotYet):
+                raise ConnectionRefusedError("there is no place yet")
             if not isinstance(answer, Entered):
                 raise Misbehaved(f"the store has answered {type(answer).__name__}")
             # Whoever comes again would like to be the same, if nobody else is by then.
@@ -229,8 +240,8 @@ class Pump:
             continue
         return found
 
-    def turn(self, bell: Bell | None) -> ToWorker | None:
-        """Move what can be moved, and what has come; else wait for more, or for `bell`."""
+    def turn(self, wakeup: Wakeup | None) -> ToWorker | None:
+        """Move what can be moved, and what has come; else wait for more, or for `wakeup`."""
         if self.closed:
             raise StoreGone
         if self.heard:
@@ -241,7 +252,7 @@ class Pump:
         try:
             self._flush()
             if not self._absorb():
-                self.frames.wait(bell)
+                self.frames.wait(wakeup)
         except ConnectionLost as lost:
             self._mend(lost)
         return self._next() if self.heard else None
@@ -309,7 +320,7 @@ class PumpThread:
         self.outbox: deque[tuple[ToStore, Sequence[memoryview]]] = deque()
         self.inbox: SimpleQueue[Any] = SimpleQueue()
         self.open = True
-        self.bell = Bell()
+        self.wakeup = Wakeup()
         self.thread = threading.Thread(target=self._work, name="offbeat link", daemon=True)
         self.thread.start()
 
@@ -317,7 +328,7 @@ class PumpThread:
         if not self.open:
             raise StoreGone
         self.outbox.append((message, buffers))
-        self.bell.ring()
+        self.wakeup.wake()
 
     def wait(self) -> ToWorker:
         """What has come next; raises what has ended the link."""
@@ -330,12 +341,12 @@ class PumpThread:
     def _work(self) -> None:
         try:
             while True:
-                self.bell.answer()  # before looking at anything that it is rung for
+                self.wakeup.clear()  # before looking at anything that it is woken for
                 while self.outbox:
                     self.pump.put(*self.outbox.popleft())
                 if not self.open:
                     return
-                found = self.pump.turn(self.bell)
+                found = self.pump.turn(self.wakeup)
                 if found is not None:
                     self.inbox.put(found)
         except BaseException as error:
@@ -344,7 +355,7 @@ class PumpThread:
     def close(self) -> None:
         self.open = False
         self.pump.maker.stop()
-        self.bell.ring()
+        self.wakeup.wake()
         self.thread.join()
         self.pump.close()
         self.inbox.put(StoreGone())
@@ -444,7 +455,7 @@ class MeetingLink(TcpLink):
         beside = self.cargo.of_shown() if isinstance(message, Shown) else []
         self.pump.put(message, beside)
 
-    def receive_or(self, bell: Bell) -> ToWorker | None:
-        """The next message; None when there is none yet, or the bell has rung."""
-        found = self.pump.turn(bell)
+    def receive_or(self, wakeup: Wakeup) -> ToWorker | None:
+        """The next message; None when there is none yet, or it was woken."""
+        found = self.pump.turn(wakeup)
         return None if found is None else self._came(found)

@@ -34,7 +34,6 @@ from offbeat.protocol.messages import (
 from offbeat.store.board import Cells, LinkState, Row, new_board
 from offbeat.store.parameters import Parameters
 from offbeat.store.slot import Slot
-from offbeat.transport.bell import Bell
 from offbeat.transport.cargo import Cargo, Packing, views_of
 from offbeat.transport.frames import (
     ConnectionLost,
@@ -48,13 +47,14 @@ from offbeat.transport.handshake import Answer, Attached, packet
 from offbeat.transport.link import Received
 from offbeat.transport.meter import LARGE, Gauge, Meter
 from offbeat.transport.slots import contribution_in, lay_out
+from offbeat.transport.wakeup import Wakeup
 
 # Of patience, in which bytes are a sign of life: an answer leaves a moment after patience began.
 ALIVE = 7 / 8
 NOTES = 16  # times within patience that it is looked whether what was sent has been confirmed
 
 
-class Ears(Protocol):
+class LinkEvents(Protocol):
     """Who is told what happens to a link, by its thread."""
 
     def hear(self, worker: int, way: object) -> None:
@@ -96,7 +96,7 @@ class WorkerLink:
         self.large, self.held, self.again = False, False, FIRST_LOOK
         self.heard, self.heard_at = 0, time.monotonic()
         self.read = 0  # bytes that had come then
-        self.bell = Bell()
+        self.wakeup = Wakeup()
         self.thread: threading.Thread | None = None
 
     def _decode(self, told: bytes) -> tuple[ToStore, Views]:
@@ -134,12 +134,12 @@ class WorkerLink:
                 wire.close()
                 return
             self.coming.append((index, wire, received, answer))
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Let the thread see to what there is to do."""
         if threading.current_thread() is not self.thread:
-            self.bell.ring()
+            self.wakeup.wake()
 
     def lives(self, patience: float) -> bool:
         """Whether the other end was heard of within `patience`, and not just when that began."""
@@ -165,30 +165,30 @@ class WorkerLink:
     # ------------------------------------------------------------ its thread
 
     def begin(
-        self, worker: int, patience: float, ears: Ears, before: "WorkerLink | None" = None
+        self, worker: int, patience: float, events: LinkEvents, before: "WorkerLink | None" = None
     ) -> None:
         """`before` is the worker's link so far, which is closed, and may be writing its slot."""
         last = None if before is None else before.thread
         self.thread = threading.Thread(
             target=self._work,
-            args=(worker, patience, ears, last),
+            args=(worker, patience, events, last),
             name=f"link {worker}",
             daemon=True,
         )
         self.thread.start()
 
     def _work(
-        self, worker: int, patience: float, ears: Ears, last: threading.Thread | None
+        self, worker: int, patience: float, events: LinkEvents, last: threading.Thread | None
     ) -> None:
         if last is not None:
             last.join()
         try:
             while not self.ended:
-                self.bell.answer()  # before looking at anything that it is rung for
+                self.wakeup.clear()  # before looking at anything that it is woken for
                 if not self.open:
                     return
                 try:
-                    self._go_on(worker, patience, ears)
+                    self._go_on(worker, patience, events)
                 except (LinkEnded, Misbehaved):  # whoever breaks the rules is as good as gone
                     self.ended = True
         finally:
@@ -198,20 +198,20 @@ class WorkerLink:
             while self.coming:
                 self.coming.popleft()[1].close()
             self.gauge.show(LinkState.IDLE)
-        ears.hear(worker, self)
+        events.hear(worker, self)
 
-    def _go_on(self, worker: int, patience: float, ears: Ears) -> None:
+    def _go_on(self, worker: int, patience: float, events: LinkEvents) -> None:
         try:
-            self._take_connections(worker, patience, ears)
-            self._move(worker, patience, ears)
+            self._take_connections(worker, patience, events)
+            self._move(worker, patience, events)
         except ConnectionLost as lost:
             # What has come before it broke counts: else one that breaks often gets nowhere.
             with suppress(ConnectionLost):
-                while self._absorb(worker, ears):
+                while self._absorb(worker, events):
                     continue
-            self._lose(lost, worker, ears)
+            self._lose(lost, worker, events)
 
-    def _take_connections(self, worker: int, patience: float, ears: Ears) -> None:
+    def _take_connections(self, worker: int, patience: float, events: LinkEvents) -> None:
         while self.coming:
             index, wire, received, answer = self.coming.popleft()
             connection = self.frames.connections[index]
@@ -227,13 +227,13 @@ class WorkerLink:
             self.heard, self.heard_at = self.frames.heard, time.monotonic()
             if self.broken and len(self.frames.wires()) == len(self.frames.connections):
                 self.broken = False
-                ears.restored(worker, self)
+                events.restored(worker, self)
 
-    def _move(self, worker: int, patience: float, ears: Ears) -> None:
+    def _move(self, worker: int, patience: float, events: LinkEvents) -> None:
         self._send()
-        while self._absorb(worker, ears):
+        while self._absorb(worker, events):
             self._send()
-        if self.ended or not self.open:  # which this thread has just done, and rings no bell
+        if self.ended or not self.open:  # which this thread has just done, and wakes nobody
             return
         self._note()
         if not self.outbox:
@@ -243,13 +243,13 @@ class WorkerLink:
     def _wait(self, note: float) -> None:
         """Until there is something to do; nobody tells when what was sent has been confirmed."""
         if self.frames.flushed and self.large:
-            if not self.frames.wait(self.bell, min(self.again, note)):
+            if not self.frames.wait(self.wakeup, min(self.again, note)):
                 self.large = self.held = self.frames.unconfirmed > 0
                 self.again = min(2 * self.again, LOOK)
         else:
-            self.frames.wait(self.bell, note if self.frames.unconfirmed else None)
+            self.frames.wait(self.wakeup, note if self.frames.unconfirmed else None)
 
-    def _absorb(self, worker: int, ears: Ears) -> bool:
+    def _absorb(self, worker: int, events: LinkEvents) -> bool:
         """Read what is there; whether that was a message, and there may be more."""
         if not self.frames.absorb():
             return False
@@ -262,7 +262,7 @@ class WorkerLink:
         if isinstance(message, Push):
             self._unpack(message)
         self.arrived.append(message)
-        ears.hear(worker, self)
+        events.hear(worker, self)
         return self.open and not self.ended
 
     def _doing(self) -> int:
@@ -288,18 +288,18 @@ class WorkerLink:
             self.frames.put(told, views)
         self.frames.flush()
 
-    def _lose(self, lost: ConnectionLost, worker: int, ears: Ears) -> None:
+    def _lose(self, lost: ConnectionLost, worker: int, events: LinkEvents) -> None:
         """Whoever broke it: its worker has patience to make another."""
         self._note()
         self.frames.lose(lost.index)
         if not self.broken:
             self.broken = True
-            ears.interrupted(worker, self)
+            events.interrupted(worker, self)
 
     def close(self) -> None:
         """Nothing more goes either way."""
         self.open = False
-        self.ring()
+        self.wake()
 
 
 class TcpPort:
@@ -409,4 +409,4 @@ class TcpPort:
         for worker in workers:
             link = self.links.get(worker)
             if link is not None:
-                link.ring()
+                link.wake()

@@ -11,7 +11,7 @@ from typing import Any
 
 from offbeat.config.run_config import Hosts
 from offbeat.config.setup import make_job
-from offbeat.engine.hosts.admission import Entrance, NetworkDoor, hash_of, threads_of_links
+from offbeat.engine.hosts.admission import Entrance, NetworkAcceptor, hash_of, threads_of_links
 from offbeat.engine.hosts.listener import Security, listen
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.dispatch import Around, Dispatcher
@@ -57,8 +57,8 @@ class TcpStore:
         self.listening = listen(Address("127.0.0.1", 0))
         self.address = Address(*self.listening.getsockname()[:2])
         entrance = Entrance(self.listening, Security(TOKEN), {"workers": workers}, SKETCH)
-        self.door = NetworkDoor(entrance, self.port, self.log, LONG)
-        self.door.open(self.dispatcher)
+        self.acceptor = NetworkAcceptor(entrance, self.port, self.log, LONG)
+        self.acceptor.open(self.dispatcher)
         self.made: list[tuple[TcpLink, SharedMemory]] = []
         self.seen: set[WorkerLink] = set()
         self.wires: list[socket.socket] = []  # that a test has opened
@@ -125,7 +125,7 @@ class TcpStore:
             memory.arena.close()
         self.seen |= set(self.port.links.values())
         self.dispatcher.receivers.close()
-        self.door.close()
+        self.acceptor.close()
         for way in self.seen:
             if way.thread is not None:
                 way.thread.join(LONG)

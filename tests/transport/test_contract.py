@@ -16,7 +16,7 @@ import torch
 from offbeat.config.run_config import Local
 from offbeat.config.setup import make_job
 from offbeat.data.lease import Lease
-from offbeat.engine.hosts.admission import Entrance, NetworkDoor, hash_of, threads_of_links
+from offbeat.engine.hosts.admission import Entrance, NetworkAcceptor, hash_of, threads_of_links
 from offbeat.engine.hosts.listener import Security, listen
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.dispatch import Around, Dispatcher
@@ -144,7 +144,7 @@ class MemoryRig(Rig):
         self.store = self.job.make_store(self.log, self.shared.parameters, self.shared.cells)
         self.port = MemoryPort(self.shared.slots, self.store.parameters)
         self.wires: list[socket.socket] = []
-        self.bell = os.eventfd(0)
+        self.wakeup = os.eventfd(0)
         self.going = True
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
@@ -156,7 +156,7 @@ class MemoryRig(Rig):
         with self.lock:
             self.port.connect(worker, theirs)
             self.server.connect(worker)
-        os.eventfd_write(self.bell, 1)
+        os.eventfd_write(self.wakeup, 1)
         return MemoryLink(mine, self.shared.slots[worker])
 
     def _serve(self) -> None:
@@ -164,11 +164,11 @@ class MemoryRig(Rig):
         while self.going:
             with self.lock:
                 wires = {wire: worker for worker, wire in self.port.wires.items()}
-            found, _, _ = select.select([*wires, self.bell], [], [], LONG)
+            found, _, _ = select.select([*wires, self.wakeup], [], [], LONG)
             with self.lock:
                 for wire in found:
-                    if wire is self.bell or wire == self.bell:
-                        os.eventfd_read(self.bell)
+                    if wire is self.wakeup or wire == self.wakeup:
+                        os.eventfd_read(self.wakeup)
                     elif self.port.wires.get(wires[wire]) is wire:
                         self.server.hear(wires[wire])
                 due = self.port.take()
@@ -179,10 +179,10 @@ class MemoryRig(Rig):
 
     def close(self) -> None:
         self.going = False
-        os.eventfd_write(self.bell, 1)
+        os.eventfd_write(self.wakeup, 1)
         self.thread.join(LONG)
         assert not self.thread.is_alive()
-        os.close(self.bell)
+        os.close(self.wakeup)
         for wire in self.wires:
             wire.close()
         self.shared.arena.close()
@@ -206,11 +206,13 @@ class TcpRig(Rig):
         listening = listen(Address("127.0.0.1", 0))
         self.address = Address("127.0.0.1", listening.getsockname()[1])
         security = Security(TOKEN, *(store_context(None) if self.context else ()))
-        self.door = NetworkDoor(Entrance(listening, security, {}, {}), self.port, self.log, LONG)
+        self.acceptor = NetworkAcceptor(
+            Entrance(listening, security, {}, {}), self.port, self.log, LONG
+        )
         threads = partial(threads_of_links, PATIENCE)
         self.dispatcher = Dispatcher(self.server, self.port, CpuPolicy(), Around(), threads)
         self.lock = self.dispatcher.lock
-        self.door.open(self.dispatcher)
+        self.acceptor.open(self.dispatcher)
         self.listening = listening
 
     def link(self, worker: int) -> Link:
@@ -233,7 +235,7 @@ class TcpRig(Rig):
             link.close()
             mine.arena.close()
         self.dispatcher.receivers.close()
-        self.door.close()
+        self.acceptor.close()
         self.listening.close()
         self.shared.arena.close()
         if self.dispatcher.failure is not None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.transport.bell import Bell
 from offbeat.transport.frames import (
     HEADER,
     LARGEST,
@@ -19,6 +18,7 @@ from offbeat.transport.frames import (
     LinkEnded,
     Misbehaved,
 )
+from offbeat.transport.wakeup import Wakeup
 from tests.transport.wires import FOR_EVER, End, MemoryWire, Pair, cuts, small_limits, wire
 
 LONG = 20.0
@@ -255,8 +255,8 @@ def test_one_with_nothing_to_send_does_not_wake_for_another_that_is_full(wires: 
     full, empty = frames.connections
     assert full.sent < full.end
     assert empty.sent == empty.end
-    bell = Bell()
-    bell.ring()
+    wakeup = Wakeup()
+    wakeup.wake()
     events: dict[int, int] = {}
 
     class Noting:
@@ -273,6 +273,6 @@ def test_one_with_nothing_to_send_does_not_wake_for_another_that_is_full(wires: 
     real = select.poll
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("offbeat.transport.frames.select.poll", Noting)
-        frames.wait(bell)
+        frames.wait(wakeup)
     assert events[wires[0][0].fileno()] & select.POLLOUT
     assert not events[wires[1][0].fileno()] & select.POLLOUT

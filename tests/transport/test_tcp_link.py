@@ -136,7 +136,7 @@ def test_a_store_that_was_through_is_not_looked_for(store: TcpStore) -> None:
     assert isinstance(pump, module.Pump)
     wire = pump.frames.wires()[0]
     assert socket_has(wire)
-    store.door.close()
+    store.acceptor.close()
     store.listening.close()
     with store.lock:
         store.port.disconnect(0)

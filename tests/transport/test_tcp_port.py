@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from offbeat.store.board import new_board
 from offbeat.transport.cargo import Cargo, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.frames import HEADER
-from offbeat.transport.handshake import Attach, Attached, Entered, NoSuchLink, ask, read
+from offbeat.transport.handshake import Attach, Attached, Entered, NoSuchLink, NotYet, ask, read
 from offbeat.transport.meter import Gauge
 from offbeat.transport.tcp_port import WorkerLink
 from tests.engine.hosts.proxy import Fate, Proxy
@@ -123,7 +124,7 @@ def test_a_payload_that_makes_no_sense_ends_its_link_and_not_its_thread_alone() 
     )
     heard = threading.Event()
 
-    class Ears:
+    class LinkEvents:
         def hear(self, worker: int, way: object) -> None:
             heard.set()
 
@@ -137,7 +138,7 @@ def test_a_payload_that_makes_no_sense_ends_its_link_and_not_its_thread_alone() 
         mine, _ = listening.accept()
     with theirs:
         link.attach(0, mine)
-        link.begin(0, LONG, Ears())
+        link.begin(0, LONG, LinkEvents())
         header = theirs.recv(4)
         assert len(read(theirs, int.from_bytes(header, "big"))) > 0
         push = push_of(0, place=0)
@@ -170,7 +171,7 @@ def test_a_connection_that_breaks_while_nothing_moves_is_noticed_and_made_again(
         third = way.frames.connections[2].wire
         for between in proxy.ways[2:3]:
             between.fate = Fate(lasts=0)
-        proxy.bell.ring()
+        proxy.wakeup.wake()
         store.until(lambda: way.broken)
         assert one.step() == 1  # which mends it
         assert one.step() == 2
@@ -275,6 +276,28 @@ def test_one_whose_process_is_gone_is_known_by_its_closed_connections(store: Tcp
     assert one.way.abandoned
 
 
+def test_who_may_get_the_place_of_one_out_of_reach_waits_for_it() -> None:
+    """As a machine that was started again does, before its first connection counts as lost."""
+    with tcp_store(workers=1) as store:
+        one = Raw(store)
+        one.say(Join())
+        store.until(lambda: len(list(store.records.of(Joined))) == 1)
+        one.wire.close()
+        store.until(lambda: one.way.broken)
+        asked = store.request()
+        asked.link, asked.connections = b"another", 1
+        wire, _ = store.maker().dialer.connect(LONG)
+        with wire:
+            assert isinstance(ask(wire, asked), NotYet)
+        found: list[int] = []
+        coming = threading.Thread(target=lambda: found.append(store.client().number), daemon=True)
+        coming.start()
+        with store.lock:
+            store.protocol.gone(0, time.monotonic())
+        coming.join(LONG)
+        assert found == [0]
+
+
 # ---------------------------------------------------------------- the end
 
 
@@ -285,13 +308,13 @@ def test_a_store_that_ends_does_not_wait_for_who_comes_in(store: TcpStore) -> No
         asked = store.request()
         asked.link, asked.connections = b"late", 1
         waiting = threading.Event()
-        respond = store.door.listener.respond
+        respond = store.acceptor.listener.respond
 
         def responds(*what: Any) -> Any:
             waiting.set()
             return respond(*what)
 
-        store.door.listener.respond = responds
+        store.acceptor.listener.respond = responds
         said: list[BaseException] = []
 
         def ask_it() -> None:
@@ -303,7 +326,7 @@ def test_a_store_that_ends_does_not_wait_for_who_comes_in(store: TcpStore) -> No
         asking = threading.Thread(target=ask_it, daemon=True)
         asking.start()
         assert waiting.wait(LONG)
-        store.door.close()
+        store.acceptor.close()
         asking.join(LONG)
         assert "the run is over" in str(said[0])
         assert store.port.links == {}
@@ -313,12 +336,12 @@ def test_what_goes_wrong_at_the_door_is_the_runs_failure(
     store: TcpStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*what: Any) -> None:
-        raise RuntimeError("of the door")
+        raise RuntimeError("of the acceptor")
 
     monkeypatch.setattr(store.port, "link", breaks)
     with pytest.raises(Exception, match="the run is over"):
         store.client()
-    assert str(store.dispatcher.failure) == "of the door"
+    assert str(store.dispatcher.failure) == "of the acceptor"
     store.dispatcher.failure = None
 
 

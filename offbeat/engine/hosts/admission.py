@@ -11,7 +11,7 @@ import msgspec
 
 from offbeat.engine.hosts.listener import SHORT, Listener, Security
 from offbeat.engine.local.dispatch import Dispatcher, Listening
-from offbeat.engine.local.server_process import Door
+from offbeat.engine.local.server_process import Acceptor
 from offbeat.log.log import Log
 from offbeat.log.records import Linked
 from offbeat.transport.frames import MOST
@@ -26,6 +26,7 @@ from offbeat.transport.handshake import (
     Entered,
     Meet,
     NoSuchLink,
+    NotYet,
     Requests,
     RunEnded,
     Terms,
@@ -82,7 +83,7 @@ class Entrance:
     sketch: Mapping[str, Any]
 
 
-class NetworkDoor(Door):
+class NetworkAcceptor(Acceptor):
     """Lets workers of other hosts in, and gives each a number."""
 
     def __init__(self, entrance: Entrance, port: TcpPort, log: Log, patience: float):
@@ -170,6 +171,8 @@ class NetworkDoor(Door):
         if same is not None:
             return self._again(request, wire, *same)
         number = self._number(request, protocol.workers)
+        if number is None and self._may_be_free_soon(request, protocol.workers):
+            return NotYet()
         if number is None:
             return TurnedAway(
                 f"worker {request.number} is there already"
@@ -211,6 +214,12 @@ class NetworkDoor(Door):
         assert self.dispatcher is not None
         met = self.dispatcher.server.protocol.met
         return min(free, key=lambda number: (number in met, number), default=None)
+
+    def _may_be_free_soon(self, request: Enter, workers: int) -> bool:
+        """Whether a place is kept for one that is out of reach, and may be who asks now."""
+        wanted = [request.number] if request.insists else range(workers)
+        links = [self.port.way(number) for number in wanted]
+        return any(link is not None and link.broken for link in links)
 
     def _taken(self, number: int) -> bool:
         """One that is out of reach keeps its place until it is given up."""

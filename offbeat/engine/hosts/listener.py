@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from offbeat.errors import ConfigError
-from offbeat.transport.bell import Bell
 from offbeat.transport.dial import Address
 from offbeat.transport.handshake import (
     HELLO,
@@ -33,6 +32,7 @@ from offbeat.transport.handshake import (
     packet,
     request_in,
 )
+from offbeat.transport.wakeup import Wakeup
 
 PENDING = 128  # connections that have not proved anything yet
 HEADER = 4  # bytes that say how long a message is
@@ -107,10 +107,10 @@ class Listener:
         self.seconds = min(patience, SLOWEST)
         self.refused: Counter[str] = Counter()
         self.candidates: dict[socket.socket, Candidate] = {}
-        self.bell, self.open = Bell(), True
+        self.wakeup, self.open = Wakeup(), True
         self.selector = selectors.DefaultSelector()
         self.selector.register(listening, selectors.EVENT_READ)
-        self.selector.register(self.bell, selectors.EVENT_READ)
+        self.selector.register(self.wakeup, selectors.EVENT_READ)
         self.thread = threading.Thread(target=self._work, name="listener", daemon=True)
 
     def start(self) -> None:
@@ -119,7 +119,7 @@ class Listener:
     def close(self) -> None:
         """Nobody else comes in."""
         self.open = False
-        self.bell.ring()
+        self.wakeup.wake()
         self.thread.join()
         for candidate in list(self.candidates.values()):
             self._end(candidate)

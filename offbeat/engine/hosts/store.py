@@ -8,7 +8,7 @@ from typing import Any
 
 from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.engine.bring_up import ReadyRun, bring_up
-from offbeat.engine.hosts.admission import Entrance, NetworkDoor, plain, threads_of_links
+from offbeat.engine.hosts.admission import Entrance, NetworkAcceptor, plain, threads_of_links
 from offbeat.engine.hosts.listener import Security, listen
 from offbeat.engine.hosts.worker import Entering, HostWorker, packing_of
 from offbeat.engine.local.cpu import CpuPolicy
@@ -58,7 +58,7 @@ class HostsRoles(Roles):
             port=port,
             cpu=CpuPolicy(),
             listen=partial(threads_of_links, patience),
-            door=NetworkDoor(self.entrance, port, store.log, patience),
+            acceptor=NetworkAcceptor(self.entrance, port, store.log, patience),
         )
 
     def _copies(self, parameters: Parameters, copies: list[WorkerCopy]) -> Copies:

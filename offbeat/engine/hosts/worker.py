@@ -79,7 +79,7 @@ class Entering:
     insists: bool = False
 
     def request(self, words: str = "") -> Enter:
-        """What is said at the door; `words` tell of a difference."""
+        """What is said on entering; `words` tell of a difference."""
         sketch, host = hash_of(self.sketch), platform.node()
         return Enter(b"", 0, self.number, self.insists, self.instead, sketch, words, host, 0.0)
 

@@ -48,7 +48,7 @@ class Receiver:
     def __init__(self, receivers: "Receivers", number: int):
         self.receivers, self.number = receivers, number
         self.epoll = select.epoll()
-        self.epoll.register(receivers.bell, select.EPOLLIN)
+        self.epoll.register(receivers.wakeup, select.EPOLLIN)
         self.wire: socket.socket | None = None
         self.thread = threading.Thread(target=self._listen, name=f"receiver {number}", daemon=True)
         self.thread.start()
@@ -78,7 +78,7 @@ class Receivers:
         self.receive = receive
         self.threads: dict[int, Receiver] = {}
         self.open = True
-        self.bell = os.eventfd(0)  # rung once, when it is over
+        self.wakeup = os.eventfd(0)  # written to once, when it is over
 
     def connect(self, number: int, wire: socket.socket) -> None:
         if number not in self.threads:
@@ -94,7 +94,7 @@ class Receivers:
 
     def close(self) -> None:
         self.open = False
-        os.eventfd_write(self.bell, 1)
+        os.eventfd_write(self.wakeup, 1)
 
 
 def nothing() -> None:
@@ -130,8 +130,10 @@ class Dispatcher:
         self.selector = selectors.DefaultSelector()  # of callables
         self.lock = threading.Lock()
         self.failure: BaseException | None = None  # what went wrong in one of the threads
-        self.bell = os.eventfd(0)
-        self.selector.register(self.bell, selectors.EVENT_READ, partial(os.eventfd_read, self.bell))
+        self.wakeup = os.eventfd(0)
+        self.selector.register(
+            self.wakeup, selectors.EVENT_READ, partial(os.eventfd_read, self.wakeup)
+        )
         self.receivers = listen(self)
 
     def connect(self, number: int, way: Any) -> None:
@@ -155,7 +157,7 @@ class Dispatcher:
                     return
                 self.server.hear(number)
                 if self.around.dealt_with():
-                    self.ring()
+                    self.wake()
                 due = self._due()
             except BlockingIOError:
                 return  # what woke this thread was meant for an earlier way
@@ -197,15 +199,15 @@ class Dispatcher:
         """Let the one who waits raise this; nobody is heard from here on."""
         self.failure = error
         self.receivers.close()
-        self.ring()
+        self.wake()
 
     def answer(self) -> None:
         """Send at once what is to be sent: what comes next takes its time."""
         self.port.send(self._due())
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Let `wait` come back."""
-        os.eventfd_write(self.bell, 1)
+        os.eventfd_write(self.wakeup, 1)
 
     def wait(self, timeout: float) -> None:
         """Leave the lock to others until there is something else than a message, or it is time.

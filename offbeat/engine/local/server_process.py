@@ -92,7 +92,7 @@ class LogRelay:
         self.due = time.monotonic() + RELAY
 
 
-class Door:
+class Acceptor:
     """Who lets workers in: the launcher alone, which starts them."""
 
     refused = 0  # who came and was not let in
@@ -123,7 +123,7 @@ class ServerParts:
     spare: Callable[[], None] = nothing  # what can be done once all are answered
     cpu: CpuPolicy = CpuPolicy()  # noqa: RUF009
     listen: Listen = local_receivers
-    door: Door = Door()  # noqa: RUF009
+    acceptor: Acceptor = Acceptor()  # noqa: RUF009
 
 
 class ServerProcess:
@@ -137,7 +137,7 @@ class ServerProcess:
         around = Around(self.store.log.flush, self._dealt_with, parts.spare)
         server = Server(parts.protocol, parts.port, time.monotonic)
         self.dispatcher = Dispatcher(server, parts.port, parts.cpu, around, parts.listen)
-        self.door = parts.door
+        self.acceptor = parts.acceptor
         self.training, self.halted = True, False
         self.tester: socket.socket | None = None
         self.testing: Evaluated | None = None  # under way
@@ -180,7 +180,7 @@ class ServerProcess:
 
     def run(self) -> None:
         self.dispatcher.lock.acquire()  # held from now on, except while waiting
-        self.door.open(self.dispatcher)
+        self.acceptor.open(self.dispatcher)
         self.shared.server.about = WORKING
         while not self._trained():
             self._turn()
@@ -197,7 +197,7 @@ class ServerProcess:
         self._export()
         self._count()
         self.dispatcher.dismiss(self.protocol.patience)
-        self.door.close()
+        self.acceptor.close()
         self._flush()
         parameters = self.store.parameters
         self.outbox.put(
@@ -208,7 +208,7 @@ class ServerProcess:
                 parameters.nbytes_each(),
                 parameters.digest(),
                 self.protocol.goodbyes,
-                self.door.refused,
+                self.acceptor.refused,
             )
         )
         self.outbox.finish()
@@ -255,7 +255,7 @@ class ServerProcess:
         self.dispatcher.wait(often if relay.idle else min(often, max(0.0, relay.due - now)))
         for worker in self.protocol.take_silent():
             self.outbox.put(WorkerFrozen(worker))
-        self.door.look()
+        self.acceptor.look()
         if relay.waiting and time.monotonic() >= relay.due:
             self._flush()
 

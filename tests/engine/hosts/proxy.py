@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from offbeat.transport.bell import Bell
+from offbeat.transport.wakeup import Wakeup
 
 PIECE = 1 << 16
 RESET = struct.pack("ii", 1, 0)  # closing with this sends a reset, and what is under way is lost
@@ -60,7 +60,7 @@ class Proxy:
         self.target = 0
         self.ways: list[Way] = []
         self.connections = self.torn = self.silenced = self.bytes = 0
-        self.bell, self.open = Bell(), True
+        self.wakeup, self.open = Wakeup(), True
         self.failure: BaseException | None = None
         self.thread = threading.Thread(target=self._work, name="proxy", daemon=True)
 
@@ -69,7 +69,7 @@ class Proxy:
 
     def close(self) -> None:
         self.open = False
-        self.bell.ring()
+        self.wakeup.wake()
         self.thread.join(20.0)
         assert not self.thread.is_alive()
         for way in self.ways:
@@ -84,7 +84,7 @@ class Proxy:
         ways = list(self.ways)
         for way in ways:
             way.fate = Fate(lasts=0)
-        self.bell.ring()
+        self.wakeup.wake()
         end = time.monotonic() + 20.0
         while any(way in self.ways for way in ways):
             assert time.monotonic() < end
@@ -102,7 +102,7 @@ class Proxy:
     def _turn(self) -> None:
         look, owner = select.poll(), {}
         look.register(self.listening, select.POLLIN)
-        look.register(self.bell, select.POLLIN)
+        look.register(self.wakeup, select.POLLIN)
         now, left = time.monotonic(), None
         for way in self.ways:
             if way.until > now:
@@ -122,7 +122,7 @@ class Proxy:
                 self._meet()
             elif handle in owner:
                 self._move(*owner[handle], event)
-        self.bell.answer()
+        self.wakeup.clear()
         for way in list(self.ways):
             if way.moved >= way.fate.lasts:
                 self._strike(way)

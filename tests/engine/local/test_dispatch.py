@@ -114,9 +114,9 @@ def dispatcher(hooks):
         receiver.epoll.close()
     for end in made.ends:
         end.close()
-    os.close(made.receivers.bell)
+    os.close(made.receivers.wakeup)
     made.selector.close()
-    os.close(made.bell)
+    os.close(made.wakeup)
 
 
 def connect(dispatcher, number):

@@ -58,7 +58,7 @@ class Listening:
             receiver.epoll.close()
         for end in self.ends.values():
             end.close()
-        os.close(self.receivers.bell)
+        os.close(self.receivers.wakeup)
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import os
 from contextlib import suppress
 
 
-class Bell:
-    """Rung from any thread; it can be waited for like a file."""
+class Wakeup:
+    """Set from any thread; it can be waited for like a file."""
 
     def __init__(self) -> None:
         self.handle = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -13,10 +13,10 @@ class Bell:
     def fileno(self) -> int:
         return self.handle
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         os.eventfd_write(self.handle, 1)
 
-    def answer(self) -> None:
+    def clear(self) -> None:
         """It has been heard."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.handle)
