@@ -336,7 +336,7 @@ class Store:
         return {
             "version": self.version,
             "epoch": self.epoch,
-            "board": self.cells.tolist(),
+            "board": self.cells[: Row.LINK].tolist(),  # links are made anew
             "low": self._low,
             "moved": self._moved,
             "leases": self.leases.state(),
@@ -355,7 +355,7 @@ class Store:
 
     def load(self, state: dict[str, Any]) -> None:
         self.version, self.epoch = state["version"], state["epoch"]
-        self.cells[:] = state["board"]
+        self.cells[: Row.LINK] = state["board"][: Row.LINK]
         self._low, self._moved = state["low"], state["moved"]
         self._waiting = set(self.cells[Row.WAITING].nonzero()[0].tolist())
         self._sure = False
