@@ -93,7 +93,7 @@ class WorkHost:
         assert self.terms is not None
         number, instead = self.place.number, self.place.instead
         entering = Entering(self.dialer, self.terms.sketch, number, instead)
-        self.entered = HostParticipant(config, entering, self.script)
+        self.entered = HostParticipant(config, entering, self.script, self.place.tell)
         self.rank = self.entered.rank
         self.place.tell(self.rank)
         return self.entered

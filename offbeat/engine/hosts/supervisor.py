@@ -22,7 +22,8 @@ class Place:
     """Which worker a process is to be: any, or the one whose process was killed."""
 
     number: int = -1
-    tell: Callable[[int], None] = lambda number: None  # which it is, once it knows
+    # Which it is, once it knows, and again after its first step.
+    tell: Callable[[int], None] = lambda number: None
 
     @property
     def instead(self) -> bool:
@@ -37,7 +38,7 @@ class WorkerChild:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self.number, self.killed = number, 0
+        self.number, self.worked = number, False
         self.pid = os.fork()
         if self.pid:
             os.close(write)
@@ -66,13 +67,15 @@ class WorkerChild:
             os.close(self.told)
         if len(said) >= _PLACE.size:
             (self.number,) = _PLACE.unpack(said[-_PLACE.size :])
+        self.worked = len(said) > _PLACE.size
         return os.waitstatus_to_exitcode(status)
 
 
 def supervise(count: int, play: Callable[[Place], int]) -> int:
     """Run `play` in so many processes; returns the first exit code that is not 0.
 
-    Whoever is killed by a signal is started again in its place, a few times.
+    Whoever is killed by a signal is started again in its place: after work always, else a few
+    times in a row.
     """
     children: dict[int, WorkerChild] = {}
     codes: list[int] = []
@@ -94,6 +97,7 @@ def supervise(count: int, play: Callable[[Place], int]) -> int:
             if child is None:
                 continue
             code = child.ended(status)
+            failures = 0 if child.worked else failures
             if code < 0 and not asked and failures < RESTARTS * count:
                 failures += 1
                 name = signal.Signals(-code).name
@@ -102,8 +106,9 @@ def supervise(count: int, play: Callable[[Place], int]) -> int:
                 continue
             if code < 0 and not asked:
                 raise RunError(
-                    f"workers of this host were killed {failures + 1} times: if the machine ran "
-                    "out of memory, use smaller batches or fewer workers here"
+                    f"workers of this host were killed {failures + 1} times in a row without any "
+                    "work: if the machine ran out of memory, use smaller batches or fewer workers "
+                    "here"
                 )
             codes.append(128 - code if code < 0 else code)
     return next((code for code in codes if code), 0)

@@ -3,7 +3,7 @@
 import dataclasses
 import platform
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import nn
 
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Hosts, RunConfig
+from offbeat.data.lease import Lease
 from offbeat.data.prefetch import Prefetcher, worth_it
 from offbeat.engine.hosts.admission import hash_of, plain
 from offbeat.engine.hosts.members import Members
@@ -157,14 +158,23 @@ class HostWorker:
 
 
 class HostParticipant(LoopParticipant):
-    """One worker's script, with the store on another host."""
+    """One worker's script, with the store on another host.
 
-    def __init__(self, config: RunConfig, entering: Entering, script: Path | None):
+    `tell` is told which worker it is after its first step.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        entering: Entering,
+        script: Path | None,
+        tell: Callable[[int], None] = lambda number: None,
+    ):
         engine = config.engine
         assert isinstance(engine, Hosts)
         mine = plain(sketch_of(config, script))
         words = difference(entering.sketch, mine)[:TELL]
-        self.entering = entering
+        self.entering, self.tell, self.stepped = entering, tell, False
         maker = DialedStore(entering.dialer, entering.request(words), engine.patience)
         self.host_worker = HostWorker(script_job(config), engine, maker, config)
         self.client = self.host_worker.process.client
@@ -173,6 +183,13 @@ class HostParticipant(LoopParticipant):
             super().__init__(maker.number, self.host_worker.process.enter, self._finish)
         except RunOver as over:
             self._too_late(over)
+
+    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
+        found = super().done(lease, loss, last)
+        if not self.stepped:
+            self.stepped = True
+            self.tell(self.rank)
+        return found
 
     def _too_late(self, over: RunOver) -> NoReturn:
         """The run has ended before this worker had joined it."""
