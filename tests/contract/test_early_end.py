@@ -297,6 +297,20 @@ def test_one_that_fails_in_its_loop_and_comes_back_has_not_left(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("leaving", "words"),
+    [
+        ("SystemExit(7)", "the script of worker 1 ended with exit status 7"),
+        ("SystemExit('too bad')", "the script of worker 1 ended with too bad"),
+    ],
+)
+def test_a_script_that_exits_after_its_loop_says_so(tmp_path: Path, leaving: str, words: str):
+    what = script(tmp_path, end=f"if run.rank == 1: raise {leaving}")
+    done = offbeat("-n", 2, what.path)
+    assert done.returncode == 3, done.stdout
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
     ("fail", "words"),
     [("1 / 0", "division by zero"), ("raise SystemExit(7)", "exit status 7, before the run")],
 )

@@ -17,6 +17,7 @@ from offbeat.engine.local.worker_process import WorkerProcess
 from offbeat.engine.result import Run
 from offbeat.engine.script import LoopParticipant, script_job, script_worker, show_version
 from offbeat.engine.signals import stopped_by
+from offbeat.errors import RunError
 from offbeat.store.store import Store
 from offbeat.transport.link import RunOver, RunStopped, StoreGone
 from offbeat.worker.worker import NumberWorker
@@ -80,7 +81,12 @@ class ForkedParticipant(ProcessParticipant):
     def ended(self, error: BaseException | None) -> NoReturn:
         """The script has come to its end here, and with it this process."""
         if isinstance(error, SystemExit):
-            self.inside.leave(error.code if isinstance(error.code, int) else int(bool(error.code)))
+            status = error.code if isinstance(error.code, int) else int(bool(error.code))
+            if status and self.finished:
+                what = f"exit status {status}" if status == error.code else str(error.code)
+                told = f"the script of worker {self.rank} ended with {what}"
+                self.inside.tell(RunError(told), late=True)
+            self.inside.leave(status)
         if error is None or isinstance(error, KeyboardInterrupt):
             self.inside.leave(0)
         self.inside.tell(error, late=self.finished)
