@@ -21,7 +21,7 @@ with ob.join(discipline="asp") as run:
         optimizer.zero_grad()
         if run.rank == 0 and done == 3:
             run.stop()
-print("version", run.version)
+print(f"version {run.version}\\n", end="", flush=True)  # in one piece
 """
 LONG = 120  # seconds: a bound, and not what it takes
 OFFBEAT = (sys.executable, "-m", "offbeat")
