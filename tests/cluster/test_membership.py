@@ -44,7 +44,11 @@ def test_workers_come_late_go_away_and_come_back(tmp_path):
         here.workers.remove(turned_away)
         here.goes_on(but=[four])
         summary = here.ends_right()
-        assert {figures["host"] for figures in summary["per_worker"]} == {"lab2", "lab3", "lab4"}
+        assert {figures["link"]["host"] for figures in summary["per_worker"]} == {
+            "lab2",
+            "lab3",
+            "lab4",
+        }
 
 
 def test_a_worker_that_is_killed_is_started_again_in_its_place(tmp_path):
