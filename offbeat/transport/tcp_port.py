@@ -148,10 +148,13 @@ class WorkerLink:
 
     def _note(self) -> None:
         """As its thread: when bytes have come, or have been confirmed."""
-        heard = self.frames.heard
-        if heard > self.heard and not self.broken:  # of what is broken nothing can be known
-            self.heard, self.heard_at = heard, time.monotonic()
-        self.read = self.frames.received
+        heard, came = self.frames.heard, self.frames.received
+        if not self.broken:  # of what is broken nothing can be known
+            # A system confirms a few bytes for a process that stands still; not many for long.
+            if came > self.read or (self.large and heard > self.heard):
+                self.heard_at = time.monotonic()
+            self.heard = heard
+        self.read = came
 
     @property
     def abandoned(self) -> bool:

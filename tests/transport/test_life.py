@@ -67,7 +67,7 @@ def test_a_connection_that_breaks_is_no_sign_of_life(ends):
     while frames.flushed:
         frames.put(b"?", [memoryview(bytes(1 << 18))])
         frames.flush()
-    link.heard, link.heard_at, link.broken = 0, -1.0, True
+    link.heard, link.heard_at, link.broken, link.large = 0, -1.0, True, True
     frames.connections[0].detach()
     link._note()
     assert link.heard_at == -1.0
