@@ -250,7 +250,7 @@ class WorkerLink:
                 self.large = self.held = self.frames.unconfirmed > 0
                 self.again = min(2 * self.again, LOOK)
         else:
-            self.frames.wait(self.wakeup, note if self.frames.unconfirmed else None)
+            self.frames.wait(self.wakeup, note if self.large else None)
 
     def _absorb(self, worker: int, events: LinkEvents) -> bool:
         """Read what is there; whether that was a message, and there may be more."""

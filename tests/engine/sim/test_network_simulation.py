@@ -17,7 +17,7 @@ from offbeat.engine.sim.compute_times import Constant, Exponential
 from offbeat.engine.sim.network_simulation import NetworkSimulation, simulation
 from offbeat.engine.sim.simulation import Simulation
 from offbeat.engine.sim.state import meta_of, restore, tensors_of
-from offbeat.log.log import Listener, Log
+from offbeat.log.log import Log
 from offbeat.log.records import Entry, Joined, Lost, Updated
 from offbeat.report.summary import Summary, Tally
 from tests.contract.common import (
@@ -34,19 +34,7 @@ from tests.contract.common import (
     scratch,
     seeds,
 )
-
-
-class Watch(Listener):
-    """Keeps every record."""
-
-    def __init__(self) -> None:
-        self.seen: list[Entry] = []
-
-    def see(self, record: Entry) -> None:
-        self.seen.append(record)
-
-    def times(self, kind: type[Entry]) -> list[float]:
-        return [record.time for record in self.seen if isinstance(record, kind)]
+from tests.engine.sim.test_simulation import Watch
 
 
 class Case:
