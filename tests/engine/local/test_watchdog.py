@@ -181,7 +181,7 @@ def counted(each: Callable[[int], None]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("about", ["server", "shard", "both"])
-def test_a_server_or_a_hand_that_stands_still_is_replaced(gate, out, about):
+def test_a_server_or_a_shard_process_that_stands_still_is_replaced(gate, out, about):
     shards = 1 if about == "server" else 3
     steps = [after(3)]
     if about != "server":

@@ -394,7 +394,7 @@ LAUNCHER = """
 import os, sys
 from tests.contract.common import problem, run
 from tests.engine.local.common import Gate, Script, after, children
-from tests.engine.local.test_split_faults import members, net
+from tests.engine.local.test_replica_group import members, net
 
 def tell(record):
     there = children() | members(0) | members(1)

@@ -1,4 +1,4 @@
-"""Hands of the server are killed, fail and cannot be started: the run goes on or says why."""
+"""Shard processes are killed, fail and cannot be started: the run goes on or says why."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def gone(pids: list[int]) -> None:
             ended([os.pidfd_open(pid)])
 
 
-def strike_hand(number: int) -> Step:
+def strike_shard(number: int) -> Step:
     """Kills a shard process as soon as it is there."""
 
     def step(record: Any) -> bool:
@@ -57,8 +57,8 @@ def strike_hand(number: int) -> Step:
 
 
 @pytest.mark.parametrize("name", ["bsp", "asp-dc", "average", "fedbuff"])
-def test_a_hand_is_killed_and_everybody_starts_anew(gate, out, name):
-    steps = [seen(EpochDone), after(2), strike_hand(2), seen(Joined), after(2)]
+def test_a_shard_process_is_killed_and_everybody_starts_anew(gate, out, name):
+    steps = [seen(EpochDone), after(2), strike_shard(2), seen(Joined), after(2)]
     done, script, what = faulty(gate, named(3)[name], steps, out=out, shards=3)
     assert sum(isinstance(record, Joined) for record in script.all) >= 6
     assert_exact(done, 48, 12)
@@ -66,21 +66,21 @@ def test_a_hand_is_killed_and_everybody_starts_anew(gate, out, name):
 
 
 @pytest.mark.parametrize("when", [1, 20])
-def test_a_hand_is_killed_in_a_run_without_a_folder(gate, when):
-    steps = [after(when), strike_hand(1), seen(Joined), after(3)]
+def test_a_shard_process_is_killed_in_a_run_without_a_folder(gate, when):
+    steps = [after(when), strike_shard(1), seen(Joined), after(3)]
     done, _, _ = faulty(gate, "asp", steps, shards=2, epochs=4)
     assert_exact(done, 48, 4)
     assert done.summary().updates == 48  # what was given up is not counted
 
 
-def test_a_hand_is_killed_while_nobody_needs_it(gate):
+def test_a_shard_process_is_killed_while_nobody_needs_it(gate):
     """Every worker is in a step that does not end before the server has noticed."""
     gate.seconds = 3600.0
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (F.mse_loss if me() == "offbeat trial" else gate)(output, target)
 
-    script = Script(gate, [seen(Joined, 2), strike_hand(1), seen(Joined, 0)])
+    script = Script(gate, [seen(Joined, 2), strike_shard(1), seen(Joined, 0)])
     what = problem(samples=48)._replace(loss=loss)
     options = {"workers": 3, "epochs": 1, "patience": 4000}
     done = run("local", what, "bsp", shards=2, listeners=[script], **options)
@@ -88,13 +88,13 @@ def test_a_hand_is_killed_while_nobody_needs_it(gate):
     assert_exact(done, 48, 1)
 
 
-def test_a_hand_that_is_always_killed_ends_the_run(gate):
-    steps = [step for _ in range(4) for step in (seen(Joined), strike_hand(1))]
+def test_a_shard_process_that_is_always_killed_ends_the_run(gate):
+    steps = [step for _ in range(4) for step in (seen(Joined), strike_shard(1))]
     said = message_of(ob.RunError, lambda: faulty(gate, "asp", steps, shards=2))
     assert said.startswith("the server was killed by SIGKILL 4 times in a row")
 
 
-def test_hands_end_with_their_server(gate, out):
+def test_shard_processes_end_with_their_server(gate, out):
     there: list[int] = []
     steps = [
         seen(EpochDone),
@@ -131,20 +131,20 @@ def test_none_is_left_when_a_run_is_over_or_ends_early(gate):
     gone(list(set(there)))
 
 
-def test_one_shard_has_no_hand(gate):
-    seen_hands: list[dict[str, int]] = []
-    script = Script(gate, [lambda record: not seen_hands.append(shard_processes()), after(1)])
+def test_one_shard_has_no_shard_process(gate):
+    seen_shards: list[dict[str, int]] = []
+    script = Script(gate, [lambda record: not seen_shards.append(shard_processes()), after(1)])
     what = problem()._replace(loss=gate)
     run("local", what, "asp", workers=2, listeners=[script])
-    assert seen_hands == [{}]
+    assert seen_shards == [{}]
 
 
-def test_workers_that_write_in_place_need_no_hand(gate):
-    seen_hands: list[dict[str, int]] = []
-    script = Script(gate, [lambda record: not seen_hands.append(shard_processes()), after(1)])
+def test_workers_that_write_in_place_need_no_shard_process(gate):
+    seen_shards: list[dict[str, int]] = []
+    script = Script(gate, [lambda record: not seen_shards.append(shard_processes()), after(1)])
     what = problem()._replace(loss=gate)
     run("local", what, "hogwild", workers=2, shards=3, listeners=[script])
-    assert seen_hands == [{}]
+    assert seen_shards == [{}]
 
 
 class Fussy(torch.optim.SGD):
@@ -159,7 +159,7 @@ class Fussy(torch.optim.SGD):
 STEP = Fussy.step
 
 
-def test_a_rule_that_fails_in_a_hand_ends_the_run_with_its_place():
+def test_a_rule_that_fails_in_a_shard_process_ends_the_run_with_its_place():
     line = STEP.__code__.co_firstlineno + 2  # before PyTorch wraps it
     what = problem()
     said = partial(run, "local", what, "asp", workers=2, shards=2, optimizer=partial(Fussy, lr=0.1))
@@ -168,7 +168,7 @@ def test_a_rule_that_fails_in_a_hand_ends_the_run_with_its_place():
     assert text == f"shard process 1 failed: ValueError: not with me ({__file__} line {line})"
 
 
-def test_a_disk_that_is_full_for_a_hand_leaves_the_checkpoint_before(out, monkeypatch):
+def test_a_disk_that_is_full_for_a_shard_process_leaves_the_checkpoint_before(out, monkeypatch):
     write, calls = shard_module.save_tensors, []
 
     def full(path: Path, tensors: Any) -> str:
@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_for_a_hand_leaves_the_checkpoint_before(out, monkey
     assert_exact(again, 24, 2)
 
 
-def test_a_hand_that_cannot_be_started_ends_the_run_in_words(monkeypatch):
+def test_a_shard_process_that_cannot_be_started_ends_the_run_in_words(monkeypatch):
     real = os.fork
 
     def fork() -> int:
