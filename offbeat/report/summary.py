@@ -263,24 +263,39 @@ def height(test: Test) -> float:
     return found
 
 
-class LinkSums(msgspec.Struct, frozen=True):
-    """What the means of a link are made of."""
+class LinkSums(msgspec.Struct):
+    """What has been measured of a link so far, and what it comes to."""
 
+    host: str
+    reached: float  # seconds of a round trip, when it was reached
     trips: int = 0
     round_trips: float = 0.0
+    sent: int = 0
+    received: int = 0
     large_sent: int = 0
     sent_in: float = 0.0
     large_received: int = 0
     received_in: float = 0.0
 
-    def plus(self, record: Measured) -> "LinkSums":
-        return LinkSums(
-            self.trips + (record.round_trip > 0),
-            self.round_trips + record.round_trip,
-            self.large_sent + record.large_sent,
-            self.sent_in + record.sent_in,
-            self.large_received + record.large_received,
-            self.received_in + record.received_in,
+    def add(self, record: Measured) -> None:
+        self.trips += record.round_trip > 0
+        self.round_trips += record.round_trip
+        self.sent += record.sent
+        self.received += record.received
+        self.large_sent += record.large_sent
+        self.sent_in += record.sent_in
+        self.large_received += record.large_received
+        self.received_in += record.received_in
+
+    def figures(self) -> LinkFigures:
+        return LinkFigures(
+            self.host,
+            self.round_trips / self.trips if self.trips else self.reached,
+            self.sent,
+            self.received,
+            self.large_sent / self.sent_in if self.sent_in > 0 else 0.0,
+            self.large_received / self.received_in if self.received_in > 0 else 0.0,
+            self.sent_in + self.received_in,
         )
 
 
@@ -306,8 +321,7 @@ class Tally(Listener):
         for name, value in vars(self).items():
             setattr(other, name, copy.copy(value))
         other.figures = [copy.copy(mine) for mine in self.figures]
-        for mine in other.figures:
-            mine.link = copy.copy(mine.link)
+        other.links = {worker: copy.copy(sums) for worker, sums in self.links.items()}
         other.history = self.history.copy()
         return other
 
@@ -349,25 +363,14 @@ class Tally(Listener):
             self._linked(record)
 
     def _linked(self, record: Linked) -> None:
-        mine = self.figures[record.worker]
-        if mine.link is None:
-            mine.link = LinkFigures(record.host, record.round_trip)
-        mine.link.host = record.host
-        if not self.links.get(record.worker, LinkSums()).trips:
-            mine.link.round_trip = record.round_trip
+        sums = self.links.setdefault(record.worker, LinkSums(record.host, record.round_trip))
+        sums.host, sums.reached = record.host, record.round_trip
+        self.figures[record.worker].link = sums.figures()
 
     def _measured(self, record: Measured) -> None:
-        link = self.figures[record.worker].link
-        if link is None:
-            link = self.figures[record.worker].link = LinkFigures("", record.round_trip)
-        sums = self.links[record.worker] = self.links.get(record.worker, LinkSums()).plus(record)
-        link.sent += record.sent
-        link.received += record.received
-        if sums.trips:
-            link.round_trip = sums.round_trips / sums.trips
-        link.transfers = sums.sent_in + sums.received_in
-        link.up = sums.large_sent / sums.sent_in if sums.sent_in > 0 else 0.0
-        link.down = sums.large_received / sums.received_in if sums.received_in > 0 else 0.0
+        sums = self.links.setdefault(record.worker, LinkSums("", record.round_trip))
+        sums.add(record)
+        self.figures[record.worker].link = sums.figures()
 
     def _updated(self, record: Updated) -> None:
         self.updates += 1
