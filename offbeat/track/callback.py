@@ -20,7 +20,7 @@ from offbeat.log.records import (
     Updated,
 )
 from offbeat.report.summary import Summary, Tally, Test
-from offbeat.track.meter import Meter
+from offbeat.track.meter import UpdateMeter
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ class _Follower:
     ):
         self.callback, self.store, self.tally = callback, store, tally
         self.wanted, self.names = wanted, names
-        self.meter, self.epochs = Meter(tally.figures), Meter(tally.figures)
+        self.meter, self.epochs = UpdateMeter(tally.figures), UpdateMeter(tally.figures)
         self.time, self.version, self.samples = 0.0, 0, 0
         self.found: int | None = None  # samples applied before the first record here
         self.began = False
