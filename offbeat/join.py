@@ -16,6 +16,7 @@ from offbeat.config.keywords import check_join, check_kinds
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
+from offbeat.data.shares import Shares
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
@@ -51,6 +52,7 @@ class Defaults(TypedDict, total=False):
     checkpoint_every: int | None
     listeners: Sequence[Listener]
     layout: Layout | str | None
+    shares: Shares | str | Sequence[float] | None
     token: str | Path | None  # of ranks on several hosts: a file, or "$NAME", a variable
 
 

@@ -146,7 +146,7 @@ def _config(told: Recorded, code: Mapping[str, Any], options: Mapping[str, Any])
     named = (
         *("discipline", "workers", "batch_size", "epochs", "seed", "numerics"),
         *("codec", "pull_codec"),
-        *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "constrain"),
+        *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "shares", "constrain"),
     )
     return RunConfig(**{name: getattr(told, name) for name in named} | {**code, **options})
 
@@ -176,6 +176,7 @@ class _Replayer:
         self.waiting: dict[tuple[int, int, int], Contribution] = {}
         self.sequence: dict[int, int] = {}  # of each worker's last contribution
         self.resting: set[int] = set()
+        self.most = job.lease_range[1]  # samples of a lease
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
 
@@ -279,7 +280,7 @@ class _Replayer:
     def _compute(self, worker: Worker, leases: list[Lease]) -> None:
         for lease in leases:
             here = 0 <= lease.start < lease.stop <= self.job.samples
-            if not here or lease.samples > self.job.batch_size:
+            if not here or lease.samples > self.most:
                 raise _Differs(f"samples {lease.start} to {lease.stop} are not in the data")
             if not 0 <= lease.epoch < self.job.epochs:
                 raise _Differs(f"epoch {lease.epoch} is not one of {self.job.epochs}")

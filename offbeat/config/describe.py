@@ -51,6 +51,7 @@ def describe_job(config: RunConfig, job: Job) -> dict[str, Any]:
         "numerics": job.numerics,
         "shuffle": numbers.reader.shuffle,
         "drop_last": job.drop_last,
+        "shares": job.shares.told or None,
         "shards": count(numbers.placement),
         "optimizer": describe_optimizer(config.optimizer),
         "schedule": _describe_schedule(numbers),
@@ -150,6 +151,7 @@ class Recorded(msgspec.Struct):
     threads: Threads = 1
     overlap: bool = False
     drop_last: bool = False
+    shares: str | None = None
     numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
     constrain: Any = None
 

@@ -16,6 +16,7 @@ from offbeat.config.keywords import check_kinds, check_names
 from offbeat.config.task import Metric, OptimizerFactory, check_metric
 from offbeat.config.units import emulated
 from offbeat.data.reader import Collate
+from offbeat.data.shares import Shares
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError
@@ -163,6 +164,7 @@ class RunConfig:
     # How its workers keep step.
     discipline: Discipline | str = "bsp"
     workers: int = USUAL
+    shares: Shares | str | Sequence[float] | None = None
     layout: Layout | str | None = None
     codec: Codec | str | None = None
     pull_codec: Codec | str | None = None
@@ -228,6 +230,7 @@ class Options(TypedDict, total=False):
     collate: Collate | None
     shuffle: bool
     drop_last: bool  # leave out the samples at the end of an epoch that make no whole batch
+    shares: Shares | str | Sequence[float] | None  # of a round's samples: "speed", or "1,2,4"
     nonfinite: Literal["stop", "skip"]
     hash_every: int | None  # versions between two hashes in the log; None: more for large models
     layout: Layout | str | None  # how each replica is split over processes: "pp=2"

@@ -15,6 +15,7 @@ from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.config.trial import check_single_samples, try_batch
 from offbeat.data.reader import Reader
+from offbeat.data.shares import as_shares
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import as_discipline
 from offbeat.errors import ConfigError
@@ -48,6 +49,8 @@ def make_job(config: RunConfig) -> Job:
         check_hooks(model)
         check_copies(model)
     reader = Reader(config.data, config.seed, config.shuffle, config.collate)
+    shares = as_shares(config.shares)
+    shares.check(discipline, config.workers)
     cut = cut_of(config, reader)
     placement = _placement(config.shards)
     job = Job(
@@ -72,6 +75,7 @@ def make_job(config: RunConfig) -> Job:
         _hash_every(config.hash_every, model),
         config.drop_last,
         numerics_of(config),
+        shares,
     )
     _check_constraints(job)
     job.check()

@@ -202,6 +202,7 @@ class Store:
         # Only a worker that was furthest behind can move the smallest clock by moving its own.
         self._sure &= cells.item(Row.BINDING, worker) > self._low
         board.tick(cells, worker, len(part.leases), part.compute)
+        self.leases.sizes.measured(worker, part.samples, part.compute)
         part.staleness = self.version - part.base
         part.weight = self.discipline.weigh.factor(part.staleness)
         if self._drops and part.staleness > 0:
@@ -273,6 +274,7 @@ class Store:
             if closed:
                 self.close_epochs(closed, now)
         self._moved |= self._barrier  # under slack only clocks release anybody
+        self.leases.sizes.revise()
 
     def close_epochs(self, epochs: list[int], now: float) -> None:
         """These epochs are done, and the schedules may move on."""

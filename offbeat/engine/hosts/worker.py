@@ -111,7 +111,7 @@ class HostWorker:
             ahead = job.content.accumulate == 1 and worth_it(job.content.reader)
         reader = Prefetcher(job.content.reader) if ahead else None
         announce = ignore if reader is None else reader.announce
-        least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
+        least = job.least_time(engine.emulate[max(0, maker.number)] if engine.emulate else 0.0)
         settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
         client: StoreClient
         if isinstance(self.link, MeetingLink):

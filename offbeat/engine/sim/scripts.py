@@ -232,7 +232,7 @@ def simulate_script(
 def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     """Run the log of a script's run again, with the script computing what the log says."""
     told = settings_of(folder)
-    named = ("discipline", "seed", "codec", "pull_codec", "nonfinite")
+    named = ("discipline", "seed", "codec", "pull_codec", "nonfinite", "shares")
     asked = {key: getattr(told, key) for key in (*named, *("hash_every", "shards", "policies"))}
     asked["layout"] = told.layout
     asked |= {"out": None, "resume": False}
