@@ -332,10 +332,23 @@ def test_batches_before_replica_or_optimizer() -> None:
         run.batches(problem().data)
 
 
-def test_a_loader_instead_of_a_dataset() -> None:
+def test_a_loader_says_what_batches_would_be_told() -> None:
+    what = problem(samples=22)
+    model = copy.deepcopy(what.model)
+    with join(seed=5) as run:
+        run.replica(model)
+        optimizer = run.optimizer(MOMENTUM)
+        for x, y in run.batches(DataLoader(what.data, batch_size=4, shuffle=True), epochs=2):
+            what.loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_bits(model, plain(what, MOMENTUM, seed=5))
+
+
+def test_a_loader_and_its_loop_that_disagree() -> None:
     run, _, _ = member()
-    with pytest.raises(ob.ConfigError, match=r"loader\.dataset"):
-        run.batches(DataLoader(problem().data))  # type: ignore[arg-type]
+    with pytest.raises(ob.ConfigError, match="batch_size is 4, and 2 in the DataLoader"):
+        run.batches(DataLoader(problem().data, batch_size=2), batch_size=4)
 
 
 def test_other_mistakes() -> None:

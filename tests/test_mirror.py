@@ -37,6 +37,7 @@ ELSEWHERE = {
     "config/describe.py": "config/test_run_config.py",
     "config/job.py": "config/test_setup.py",
     "config/units.py": "engine/sim/test_compute_times.py",
+    "data/order.py": "data/test_loader.py",
     "discipline/named.py": "discipline/test_discipline.py",
     "engine/bring_up.py": "test_train.py",
     "engine/hosts/admission.py": "transport/test_contract.py",

@@ -26,13 +26,15 @@ class Prefetcher(Reader):
     """
 
     def __init__(self, reader: Reader):
-        super().__init__(reader.dataset, reader.seed, reader.shuffle, reader.collate)
+        super().__init__(
+            reader.dataset, reader.seed, reader.shuffle, reader.collate, reader.reading
+        )
         self.told: SimpleQueue[Lease] = SimpleQueue()
         self.batches: dict[Lease, Any] = {}
         self.came = threading.Condition()
         self.expected: set[Lease] = set()
         self.awaited: Lease | None = None  # until it is there, only the reader does anything
-        self.reading = self.waited = 0.0  # seconds spent reading, and seconds a step had to wait
+        self.busy = self.waited = 0.0  # seconds spent reading, and seconds a step had to wait
         self.depths = self.takes = 0
         threading.Thread(target=self._work, name="offbeat reader", daemon=True).start()
 
@@ -74,7 +76,7 @@ class Prefetcher(Reader):
                 batch = self._read(lease)
             except Exception as error:  # raised where the batch is asked for
                 batch = error
-            self.reading += time.perf_counter() - start
+            self.busy += time.perf_counter() - start
             with self.came:
                 if lease in self.expected:
                     self.batches[lease] = batch
@@ -97,7 +99,7 @@ class Prefetcher(Reader):
         """How full the queue was, and which share of reading was hidden behind computing."""
         if not self.takes:
             return {}
-        hidden = 1 - min(1.0, self.waited / self.reading) if self.reading else 1.0
+        hidden = 1 - min(1.0, self.waited / self.busy) if self.busy else 1.0
         return {"input_queue": self.depths / self.takes, "reading_hidden": hidden}
 
 
@@ -114,7 +116,9 @@ def worth_it(reader: Reader) -> bool:
 
 def cannot_draw(reader: Reader) -> bool:
     """Whether batches are made without any code of the user's, and so without chance."""
-    return reader.collate is None and _cannot_draw(reader.dataset)
+    order = reader.reading.order
+    known = reader.collate is None and (order is None or order.quiet)
+    return known and _cannot_draw(reader.dataset)
 
 
 def _cannot_draw(data: Any) -> bool:
