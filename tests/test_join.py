@@ -3,6 +3,7 @@
 import copy
 import random
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,25 +190,42 @@ class Noisy(Dataset[Any]):
         return torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
 
 
-def test_chance_depends_on_the_seed_and_the_samples_alone() -> None:
-    def draws(disturb: int) -> list[Any]:
-        torch.manual_seed(disturb)
-        random.seed(disturb)
-        np.random.seed(disturb)
-        model, found = nn.Linear(3, 1), []
-        with join(seed=3) as run:
-            run.replica(model)
-            optimizer = run.optimizer(SGD)
-            for x in run.batches(Noisy(), batch_size=4):
-                model(x).sum().backward()
-                optimizer.step()
-                found.append((x, torch.rand(2), random.random(), np.random.rand()))
-        return found
+def children() -> list[str]:
+    """The names of the processes below this one."""
+    of = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    return [Path(f"/proc/{pid}/comm").read_text() for pid in of]
 
-    for one, other in zip(draws(1), draws(2), strict=True):
+
+def draws(disturb: int, readers: int = 0) -> list[Any]:
+    torch.manual_seed(disturb)
+    random.seed(disturb)
+    np.random.seed(disturb)
+    model, found = nn.Linear(3, 1), []
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=readers)
+    with join(seed=3) as run:
+        run.replica(model)
+        optimizer = run.optimizer(SGD)
+        for x in run.batches(loader):
+            model(x).sum().backward()
+            optimizer.step()
+            found.append((x, torch.rand(2), random.random(), np.random.rand()))
+    return found
+
+
+def assert_same_draws(mine: list[Any], others: list[Any]) -> None:
+    for one, other in zip(mine, others, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
         assert one[2:] == other[2:]
+
+
+def test_chance_depends_on_the_seed_and_the_samples_alone() -> None:
+    assert_same_draws(draws(1), draws(2))
+
+
+def test_a_script_alone_has_readers_too_and_they_change_no_chance() -> None:
+    assert_same_draws(draws(1), draws(1, readers=2))
+    assert not [child for child in children() if "offbeat reader" in child]
 
 
 # ---------------------------------------------------------------- a folder

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "engine/hosts/torchrun.py": "test_join.py",
     "engine/local/launcher_messages.py": "engine/local/test_launcher.py",
     "engine/local/pipeline_group.py": "contract/test_layouts.py",
+    "engine/local/plan.py": "contract/test_loaders.py",
     "engine/local/private_folder.py": "engine/local/test_rendezvous.py",
     "engine/local/roles.py": "engine/local/test_launcher.py",
     "engine/local/server_process.py": "engine/local/test_launcher.py",

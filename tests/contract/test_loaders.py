@@ -1,11 +1,15 @@
 """A DataLoader in the place of a dataset: the run that its options would make, and its replay."""
 
 import copy
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, WeightedRandomSampler
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import offbeat as ob
 from tests.contract.common import MOMENTUM, assert_same_bits, plain, problem
@@ -40,3 +44,42 @@ def test_a_weighted_run_says_so_and_replays(engine: str, tmp_path: Path) -> None
         ob.replay(tmp_path, what.model, what.data, what.loss, shuffle=False)
     with pytest.raises(ob.ConfigError, match="batch_size is 4, and 3 in the DataLoader"):
         ob.replay(tmp_path, what.model, loader(batch_size=3), what.loss)
+
+
+class Augmented(Dataset[Any]):
+    """Samples with noise from two generators."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(3) + random.random() + index % 2, index % 2
+
+
+def augmented(readers: int, **more: Any) -> ob.Run:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True, num_workers=readers)
+    return ob.train(model, loader, F.cross_entropy, optimizer=MOMENTUM, epochs=2, seed=3, **more)
+
+
+def test_how_many_read_changes_no_bit(engine: str) -> None:
+    first = augmented(0, workers=1, engine="sim")
+    assert_same_bits(augmented(2, workers=1, engine=engine).model, first.model)
+
+
+def test_a_run_with_readers_and_augmentation_replays_to_the_bit(
+    local_only: str, tmp_path: Path
+) -> None:
+    run = augmented(2, workers=2, discipline="asp", engine=local_only, out=tmp_path, hash_every=1)
+    assert run.summary().overlap["input_queue"] >= 0
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    found = ob.replay(tmp_path, model, loader, F.cross_entropy).check()
+    assert found.compared == found.versions == 12
+
+
+def test_readers_are_not_used_where_a_step_reads_in_parts(local_only: str) -> None:
+    with pytest.warns(UserWarning, match="num_workers=2 of the DataLoader is not used"):
+        augmented(2, workers=1, accumulate=2, engine=local_only)
