@@ -135,17 +135,18 @@ class Member:
 
     def batches(
         self,
-        dataset: Dataset[Any],
-        batch_size: int = 32,
+        dataset: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = None,
         *,
         epochs: int = 1,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         collate: Collate | None = None,
-        drop_last: bool = False,
+        drop_last: bool | None = None,
     ) -> Iterator[Any]:
         """This worker's share of all batches of all epochs; each is followed by one step.
 
-        With `drop_last` an epoch ends with its last whole batch.
+        A `DataLoader` says the rest itself; of a dataset, samples are shuffled (`shuffle`) and
+        batches have 32 (`batch_size`). With `drop_last` an epoch ends with its last whole batch.
         """
         if self._seat is not None:
             raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")
@@ -155,11 +156,6 @@ class Member:
             raise ConfigError(
                 "batches before optimizer: write "
                 "optimizer = run.optimizer(partial(torch.optim.SGD, lr=0.1)) first"
-            )
-        if isinstance(dataset, DataLoader):
-            raise ConfigError(
-                "batches takes the dataset and not a DataLoader: write "
-                "run.batches(loader.dataset, batch_size=32), with collate= if you have one"
             )
         optimizer = self._optimizer
         self._trained = Trained(self._model)

@@ -48,7 +48,7 @@ def make_job(config: RunConfig) -> Job:
     if config.layout is not None:
         check_hooks(model)
         check_copies(model)
-    reader = Reader(config.data, config.seed, config.shuffle, config.collate)
+    reader = config.reader()
     shares = as_shares(config.shares)
     shares.check(discipline, config.workers)
     cut = cut_of(config, reader)
