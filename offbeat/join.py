@@ -2,10 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +20,16 @@ from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
 from offbeat.log.log import Listener
+from offbeat.log.records import Settings
 from offbeat.model.checks import Trained, check_script_loss
 from offbeat.model.table import Placement
 from offbeat.rules.constraint import Constraint
-from offbeat.rules.schedule import Schedule, Shown
+from offbeat.rules.schedule import Schedule
+from offbeat.rules.script_optimizer import ScriptOptimizer, taken_apart
 from offbeat.rules.updater import Clip
 from offbeat.split.layout import Layout
 from offbeat.split.script_model import ScriptModel
+from offbeat.worker.worker import ScriptStep
 
 Module = TypeVar("Module", bound=nn.Module)
 ONE_LOOP = "pass epochs=3 to batches; run.epoch says which one it is"
@@ -73,7 +75,8 @@ class Member:
     def __init__(self, where: ScriptHost, defaults: Defaults):
         self._host, self._defaults = where, defaults
         self._model: nn.Module | None = None
-        self._optimizer: Optimizer | None = None
+        self._optimizer: ScriptOptimizer | None = None
+        self._rule: dict[str, Any] = {}  # what was said of it
         self._seat: Participant | None = None
         self._front: ScriptModel | None = None  # of a model that is split
         self._trained: Trained | None = None
@@ -82,6 +85,7 @@ class Member:
         self._loss: float | None = None
         self._looked = False  # at what a loss is computed from
         self._epoch = 0
+        self._own = True  # whether the rule is the script's
         self._stopping = False  # the run is to end for all after this step
         self._over = self._away = False  # no more batches, because it has ended, or was left
 
@@ -100,35 +104,38 @@ class Member:
 
     def optimizer(
         self,
-        factory: OptimizerFactory | None = None,
+        rule: torch.optim.Optimizer | OptimizerFactory | None = None,
         *,
         schedule: Schedule | None = None,
         clip: Clip | None = None,
         groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None,
         constrain: Constraint | str | Sequence[Constraint | str] | None = None,
-    ) -> "Optimizer":
-        """Makes the steps; `factory` is like `partial(torch.optim.SGD, lr=0.1)`.
+    ) -> ScriptOptimizer:
+        """Makes the steps: a `torch.optim.Optimizer` that hands them over.
 
-        Under a discipline that brings its own rule (asup, downpour) the factory is not used.
+        `rule` is an optimiser over the replica's parameters, as a plain loop has it, or a factory
+        such as `partial(torch.optim.SGD, lr=0.1)`. Under a discipline that brings its own rule
+        (asup, downpour) it is not used.
         """
+        if self._model is None:
+            raise ConfigError("optimizer before replica: write model = run.replica(Net()) first")
         if self._optimizer is not None:
             raise ConfigError("optimizer is called once: give parts of the model groups of theirs")
-        if isinstance(factory, torch.optim.Optimizer):
-            kind = type(factory).__name__
-            raise ConfigError(
-                "the optimiser is made over the store's tensors: pass a factory such as "
-                f"partial(torch.optim.{kind}, lr=0.1), not an optimiser"
-            )
-        self._optimizer = Optimizer(
-            self,
-            {
-                "optimizer": factory,
-                "schedule": schedule,
-                "clip": clip,
-                "groups": groups,
-                "constrain": constrain,
-            },
-        )
+        factory: OptimizerFactory | None
+        if isinstance(rule, torch.optim.Optimizer):
+            if groups is not None:
+                raise ConfigError("groups= is for a factory: this optimiser has its groups already")
+            factory, groups = taken_apart(rule, self._model)
+        else:
+            factory = rule
+        self._rule = {
+            "optimizer": factory,
+            "schedule": schedule,
+            "clip": clip,
+            "groups": groups,
+            "constrain": constrain,
+        }
+        self._optimizer = ScriptOptimizer(self._model, factory, groups, schedule, self._step)
         return self._optimizer
 
     def batches(
@@ -159,7 +166,6 @@ class Member:
                 "batches takes the dataset and not a DataLoader: write "
                 "run.batches(loader.dataset, batch_size=32), with collate= if you have one"
             )
-        optimizer = self._optimizer
         self._trained = Trained(self._model)
         said: dict[str, Any] = {
             **self._defaults,
@@ -171,9 +177,11 @@ class Member:
             "collate": collate,
             "drop_last": drop_last,
             "origin": {"loop": Path(sys.argv[0]).name},
-            **optimizer.said,
+            **self._rule,
         }
         config = script_config(self._host.settle(said))
+        self._own = config.optimizer is not None
+        self._settings()
         self._seat = self._host.participant(config)
         if config.layout is not None:
             self._front = ScriptModel(self._model)
@@ -203,7 +211,18 @@ class Member:
                 )
         self._close()
 
-    def _step(self) -> None:
+    def _settings(self) -> Settings | None:
+        """What the script has set of its optimiser, if that is used."""
+        assert self._optimizer is not None
+        found = self._optimizer.settings()
+        if found is not None and not self._own:
+            raise ConfigError(
+                "the discipline brings its own rule, and the rate that was set in the script would "
+                "not be used: leave out what sets it, or use asp to apply your optimiser"
+            )
+        return found
+
+    def _step(self, closed: Any = None) -> None:
         if self._over:
             raise ConfigError("optimizer.step() after the loop: it belongs inside run.batches(...)")
         if self._seat is None or self._lease is None or not self._holds:
@@ -215,13 +234,19 @@ class Member:
         self._trained.check()
         if self._front is not None:
             self._front.check()
+        settings = self._settings()
+        if self._loss is None and closed is not None:
+            self.record(closed)
         self._holds = False
         loss, self._loss = self._loss, None
         try:
-            self._lease = self._seat.done(self._lease, loss, self._stopping)
+            step = ScriptStep(loss, settings)
+            self._lease = self._seat.done(self._lease, step, self._stopping)
         except BaseException:
             self._over = True  # whoever catches this is told nothing more
             raise
+        assert self._optimizer is not None
+        self._optimizer.show(self._seat.version, self._seat.epochs)
         if self._lease is None:
             self._close()
 
@@ -301,47 +326,3 @@ class Member:
         self._close()
         if self._seat is not None:
             self._seat.left(error)
-
-
-class Optimizer:
-    """Makes the steps of a script's loop; the rule itself works at the store or the worker."""
-
-    def __init__(self, member: Member, said: Mapping[str, Any]):
-        self._member, self.said = member, said
-        self._shown: Shown | None = None
-
-    def step(self, closure: None = None) -> None:
-        """Hand over the gradient of this batch; afterwards the model holds what was pulled."""
-        if closure is not None:
-            raise ConfigError("step takes no closure: compute the loss in the loop")
-        self._member._step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, as PyTorch does it."""
-        if self._member._model is not None:
-            self._member._model.zero_grad(set_to_none)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameters and settings, to be read; rates are those of the version the model holds."""
-        model, participant = self._member._model, self._member._seat
-        factory, groups = self.said["optimizer"], self.said["groups"]
-        if model is None or factory is None:
-            return []
-        if self._shown is None:
-            chosen: Any = groups(model) if groups else None
-            if chosen is None:
-                chosen = [p for p in model.parameters() if p.requires_grad]
-            self._shown = Shown(partial(factory, chosen), self.said["schedule"])
-        at = (0, 0) if participant is None else (participant.version, participant.epochs)
-        return [Fixed(group) for group in self._shown.groups(*at)]
-
-
-class Fixed(dict[str, Any]):
-    """A group's settings, which only a schedule changes."""
-
-    def __setitem__(self, key: str, value: Any) -> NoReturn:
-        raise ConfigError(
-            f"{key} cannot be set here, because the rule works elsewhere: pass "
-            "schedule=ob.Schedule(...) or groups= to run.optimizer"
-        )

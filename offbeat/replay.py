@@ -333,6 +333,7 @@ class _Replayer:
             raise _Differs(
                 f"worker {part.worker} computed on version {mine.base}, the log says {part.base}"
             )
+        mine.settings = part.settings
         mine.staleness = self.version - mine.base
         mine.weight = self.job.discipline.weigh.factor(mine.staleness)
         return contribution

@@ -177,15 +177,17 @@ def _rules(discipline: Discipline, config: RunConfig) -> tuple[Recipe, Recipe | 
     mine: dict[str, Any] = {"schedule": config.schedule, "clip": config.clip}
     mine["constraints"] = limits
     if not discipline.steps_locally:
-        return Recipe(rule_factory(discipline, optimizer), groups, **mine), None
+        rule = rule_factory(discipline, optimizer)
+        return Recipe(rule, groups, **mine, users=not discipline.brings_rule), None
     if optimizer is None:
         raise ConfigError(
             f"{discipline} makes local steps: pass optimizer=partial(torch.optim.SGD, lr=0.1)"
         )
     plain: tuple[Group, ...] = ((tuple(name for names, _ in groups for name in names), {}),)
     if discipline.send.in_place:  # the store has nothing to apply
-        return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
-    store = Recipe(rule_factory(discipline, None), plain, constraints=limits)
+        nothing = Recipe(partial(torch.optim.SGD, lr=0.0), plain, users=False)
+        return nothing, Recipe(optimizer, groups, **mine)
+    store = Recipe(rule_factory(discipline, None), plain, constraints=limits, users=False)
     return store, Recipe(optimizer, groups, **mine)
 
 

@@ -13,6 +13,7 @@ from offbeat.data.lease import Lease
 from offbeat.engine.local.group_memory import MemberMemory
 from offbeat.engine.local.process import Child, fork
 from offbeat.errors import RunError
+from offbeat.log.records import Settings
 from offbeat.model.table import Flat
 from offbeat.split.channel import Mesh, Parted, Tag, Wires
 from offbeat.split.replica import PartReplica
@@ -60,6 +61,8 @@ class Backward(GroupOrder):
 
 class Finish(GroupOrder):
     """The gradient of a script's step lies on the parameters."""
+
+    settings: Settings | None  # that the script has for the rule, where that works here
 
 
 class Contribute(GroupOrder):

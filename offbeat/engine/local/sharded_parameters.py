@@ -200,7 +200,9 @@ class ShardedParameters(Parameters):
         table = self.shared.plan.updater
         lacking = [place for place, e in enumerate(table) if e.name not in one.updater]
         base = self.reads.compared(part.worker, part.base)
-        return ShardPart(*who, part.samples, part.weight, one.place, lacking, base)
+        made = ShardPart(*who, part.samples, part.weight, one.place, lacking, base)
+        made.settings = part.settings
+        return made
 
     def keep(self, contribution: Contribution) -> None:
         part, payload = contribution.part, contribution.payload
