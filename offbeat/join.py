@@ -1,17 +1,19 @@
 """The front door for scripts: `with ob.join() as run`, and the loop is the user's own."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from offbeat.codec import Codec
 from offbeat.config.keywords import check_join, check_kinds
+from offbeat.config.run_config import RunConfig
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
@@ -25,7 +27,7 @@ from offbeat.model.checks import Trained, check_script_loss
 from offbeat.model.table import Placement
 from offbeat.rules.constraint import Constraint
 from offbeat.rules.schedule import Schedule
-from offbeat.rules.script_optimizer import ScriptOptimizer, taken_apart
+from offbeat.rules.script_optimizer import ScriptOptimizer, SharedScheduler, taken_apart
 from offbeat.rules.updater import Clip
 from offbeat.split.layout import Layout
 from offbeat.split.script_model import ScriptModel
@@ -77,14 +79,16 @@ class Member:
         self._model: nn.Module | None = None
         self._optimizer: ScriptOptimizer | None = None
         self._rule: dict[str, Any] = {}  # what was said of it
+        self._schedulers: list[SharedScheduler] = []
         self._seat: Participant | None = None
         self._front: ScriptModel | None = None  # of a model that is split
         self._trained: Trained | None = None
         self._lease: Lease | None = None
         self._holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
+        self._begun = False  # whether the first samples have been asked for
         self._looked = False  # at what a loss is computed from
-        self._epoch = 0
+        self._epoch = self._made = 0  # the epoch of this batch; steps of this worker
         self._own = True  # whether the rule is the script's
         self._stopping = False  # the run is to end for all after this step
         self._over = self._away = False  # no more batches, because it has ended, or was left
@@ -138,6 +142,34 @@ class Member:
         self._optimizer = ScriptOptimizer(self._model, factory, groups, schedule, self._step)
         return self._optimizer
 
+    def scheduler(
+        self, scheduler: LRScheduler, per: Literal["batch", "epoch"] = "batch"
+    ) -> SharedScheduler:
+        """Let a scheduler of PyTorch's follow what all workers have done together.
+
+        It is made for a plain loop over all batches and stepped in the loop as there; `per` says
+        how often that is.
+        """
+        if self._optimizer is None or getattr(scheduler, "optimizer", None) is not self._optimizer:
+            raise ConfigError(
+                "run.scheduler takes a scheduler of what run.optimizer returned: write "
+                "run.scheduler(StepLR(optimizer, 30))"
+            )
+        if self._seat is not None:
+            raise ConfigError("scheduler after batches: call run.scheduler before the loop")
+        where = self._progress if per == "batch" else self._epoch_now
+        self._schedulers.append(SharedScheduler(scheduler, per, where))
+        return self._schedulers[-1]
+
+    def _progress(self) -> int:
+        return 0 if self._seat is None else self._seat.progress
+
+    def _epoch_now(self) -> int:
+        """That of the next batch; after the last one of all of them."""
+        if self._lease is None:
+            return self._epoch + self._over
+        return self._lease.epoch
+
     def batches(
         self,
         dataset: Dataset[Any],
@@ -147,10 +179,11 @@ class Member:
         shuffle: bool = True,
         collate: Collate | None = None,
         drop_last: bool = False,
-    ) -> Iterator[Any]:
+    ) -> "Batches":
         """This worker's share of all batches of all epochs; each is followed by one step.
 
-        With `drop_last` an epoch ends with its last whole batch.
+        A single loop over them is all epochs; `for epoch in batches.epochs()` makes it one loop
+        for each. With `drop_last` an epoch ends with its last whole batch.
         """
         if self._seat is not None:
             raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")
@@ -185,15 +218,16 @@ class Member:
         self._seat = self._host.participant(config)
         if config.layout is not None:
             self._front = ScriptModel(self._model)
-        return self._each(self._seat)
+        return Batches(self, self._each(self._seat), config)
 
     # ------------------------------------------------------------ the loop
 
-    def _each(self, participant: Participant) -> Iterator[Any]:
-        self._lease = participant.next()
+    def _each(self, participant: Participant) -> Generator[Any, None, None]:
+        self._coming()
         while self._lease is not None:
             self._epoch = self._lease.epoch
             self._holds = True
+            self._follow()
             batch = participant.batch(self._lease)
             if self._front is not None:
                 self._front.begin(participant.stages, self._lease)
@@ -210,6 +244,24 @@ class Member:
                     "to accumulate gradients, use a larger batch_size"
                 )
         self._close()
+
+    def _coming(self) -> Lease | None:
+        """The samples of the next batch, if there are any."""
+        assert self._seat is not None
+        if not self._begun:
+            self._begun = True
+            self._lease = self._seat.next()
+        return self._lease
+
+    def _follow(self) -> None:
+        """The rates of this batch, wherever the script has stepped its schedulers."""
+        for scheduler in self._schedulers:
+            if self._made == 1 and scheduler.per == "batch" and not scheduler.called:
+                raise ConfigError(
+                    "run.scheduler(...) was not stepped after a batch: call scheduler.step() after "
+                    "optimizer.step(), or pass per='epoch' if the loop steps it once an epoch"
+                )
+            scheduler.follow()
 
     def _settings(self) -> Settings | None:
         """What the script has set of its optimiser, if that is used."""
@@ -245,8 +297,9 @@ class Member:
         except BaseException:
             self._over = True  # whoever catches this is told nothing more
             raise
+        self._made += 1
         assert self._optimizer is not None
-        self._optimizer.show(self._seat.version, self._seat.epochs)
+        self._optimizer.show(self._seat.version, self._seat.epochs, self._seat.progress)
         if self._lease is None:
             self._close()
 
@@ -326,3 +379,61 @@ class Member:
         self._close()
         if self._seat is not None:
             self._seat.left(error)
+
+
+class Batches(Iterator[Any]):
+    """A worker's batches: all of them in one loop, or in a loop for each epoch.
+
+    ```
+    for epoch in batches.epochs():
+        for x, y in batches:
+    ```
+    """
+
+    def __init__(self, member: Member, flow: Generator[Any, None, None], config: RunConfig):
+        self._member, self._flow, self._config = member, flow, config
+        self._nested = False
+
+    def __len__(self) -> int:
+        """Batches of an epoch, of all workers together."""
+        config = self._config
+        samples: int = len(config.data)  # type: ignore[arg-type]
+        rest = 0 if config.drop_last else config.batch_size - 1
+        return (samples + rest) // config.batch_size
+
+    def __next__(self) -> Any:
+        return next(self._flow)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._one_epoch() if self._nested else self
+
+    def epochs(self) -> Iterator[int]:
+        """The epochs of which this worker gets samples; after a resume, those that are left."""
+        self._nested = True
+        begun = None
+        while not self._member._stopping and (lease := self._member._coming()) is not None:
+            if lease.epoch == begun:
+                raise ConfigError(
+                    "an epoch without a loop over its batches: write for x, y in batches inside "
+                    "for epoch in batches.epochs()"
+                )
+            begun = lease.epoch
+            yield begun
+        for _ in self._flow:  # the end is told after the last batch
+            raise AssertionError
+
+    def _one_epoch(self) -> Iterator[Any]:
+        member = self._member
+        lease = member._coming()
+        epoch = 0 if lease is None else lease.epoch
+        try:
+            # Samples that another worker has lost come back later than their epoch.
+            while member._holds or ((lease := member._coming()) and lease.epoch <= epoch):
+                try:
+                    batch = next(self._flow)
+                except StopIteration:
+                    return
+                yield batch
+        except GeneratorExit:
+            self._flow.close()
+            raise

@@ -178,6 +178,7 @@ class _Replayer:
         self.resting: set[int] = set()
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
+        self.settled = 0  # samples that have been dealt with
 
     def overlap(self) -> None:
         self.ahead = True
@@ -204,7 +205,8 @@ class _Replayer:
             self.parameters.wait(self.waiting[key])
         elif isinstance(record, Dropped):
             part = record.part
-            self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
+            made = self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
+            self.settled += made.part.samples
         elif isinstance(record, Joined):
             incarnation = record.incarnation
             if not (0 <= record.worker < self.job.workers and 0 <= incarnation < _MANY):
@@ -228,7 +230,11 @@ class _Replayer:
             if record.epoch != self.epoch:
                 raise _Differs(f"epoch {record.epoch} is done while epoch {self.epoch} goes on")
             self.epoch = record.epoch + 1
-            self.parameters.advance(self.version, self.epoch)
+            self._advance()
+
+    def _advance(self) -> None:
+        progress = self.store.leases.progress(self.settled)
+        self.parameters.advance(self.version, self.epoch, progress)
 
     def _relay(self, record: Relaid) -> None:
         """Everybody joins again, as replicas that are split in another way."""
@@ -245,7 +251,7 @@ class _Replayer:
         self.parameters = self.store.parameters
         self.parameters.averages.start = dict(before.averages.start)
         self.parameters.load(before.state(), before.meta())
-        self.parameters.advance(self.version, self.epoch)
+        self._advance()
         self.workers.clear()
         self.waiting.clear()
 
@@ -273,6 +279,7 @@ class _Replayer:
                 self.epoch,
                 self.parameters.of(record.worker),
                 self.parameters.updater_state,
+                self.store.leases.progress(self.settled),
             )
         )
 
@@ -315,7 +322,8 @@ class _Replayer:
                     f"worker {part.worker} meets {mine.part.partner}, the log says {part.partner}"
                 )
         self.version += 1
-        self.parameters.advance(self.version, self.epoch)
+        self.settled += sum(one.part.samples for one in group)
+        self._advance()
         if record.hash and self.version % self.every == 0:
             self.compared += 1
             here = self.parameters.digest()

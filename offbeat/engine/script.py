@@ -70,6 +70,10 @@ class Participant(Protocol):
     def epochs(self) -> int:
         """Epochs that were done by then."""
 
+    @property
+    def progress(self) -> int:
+        """And batches that all were through with, as a plain loop counts them."""
+
     def next(self) -> Lease | None:
         """The first samples; None when there are none for it."""
 
@@ -217,6 +221,10 @@ class LoopParticipant:
     @property
     def epochs(self) -> int:
         return self.worker.epochs
+
+    @property
+    def progress(self) -> int:
+        return self.worker.progress
 
     @property
     def stages(self) -> Stages:

@@ -177,6 +177,7 @@ class Go(Message):
     lacking: list[int] = []  # places of averaged local state that nobody has yet
     packed: bool = False  # whether they are packed: the change since this worker's last pull
     before: float = 0.0  # seconds for which it was held before the run had begun
+    progress: int = 0  # batches that all are through with, as a plain loop would count
 
 
 class Probed(Message):

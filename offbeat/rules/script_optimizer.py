@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from offbeat.config.task import OptimizerFactory
 from offbeat.errors import ConfigError
 from offbeat.log.records import Settings
-from offbeat.rules.schedule import Schedule, Shown
+from offbeat.rules.schedule import Schedule, Shown, before_any_step, move_on
 from offbeat.rules.updater import is_plain, made
 
 Groups = Callable[[nn.Module], Sequence[dict[str, Any]]]
@@ -45,7 +46,7 @@ class ScriptOptimizer(torch.optim.Optimizer):
         self._first = _settings(self.param_groups)
         if factory is not None and schedule is not None:
             self._shown = Shown(partial(factory, [dict(group) for group in chosen]), schedule)
-            self.show(0, 0)
+            self.show(0, 0, 0)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_first"):
@@ -106,11 +107,11 @@ class ScriptOptimizer(torch.optim.Optimizer):
                         "set it in the loop, or to attach a scheduler of PyTorch's"
                     )
 
-    def show(self, version: int, epoch: int) -> None:
+    def show(self, version: int, epoch: int, progress: int) -> None:
         """Let groups show what a schedule has come to."""
         if self._shown is None:
             return
-        self._showing = _settings(self._shown.groups(version, epoch))
+        self._showing = _settings(self._shown.groups(version, epoch, progress))
         for group, shown in zip(self.param_groups, self._showing, strict=True):
             group.update(shown)
 
@@ -125,6 +126,54 @@ def _told(key: str, value: Any) -> Any:
     if not is_plain(value) or (key == "lr" and not isinstance(value, int | float)):
         raise ConfigError(f"{key} of a group must be a number or another plain value, not {value}")
     return list(value) if isinstance(value, tuple) else value
+
+
+# ---------------------------------------------------------------- a scheduler of all
+
+
+class SharedScheduler:
+    """A scheduler of PyTorch's that counts what all workers have done, as a plain loop would.
+
+    Its place follows from the run: it needs no state, and is right after a resume, in a worker
+    that comes back, and where workers are not equally fast.
+    """
+
+    def __init__(self, scheduler: LRScheduler, per: str, where: Callable[[], int]):
+        """`where` says how often it has moved on by now."""
+        if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
+            raise ConfigError(
+                f"run.scheduler takes a scheduler that depends on the step alone, and not "
+                f"{type(scheduler).__name__}: step that one in the loop, as it is"
+            )
+        if per not in ("batch", "epoch"):
+            raise ConfigError(f"a scheduler is stepped per 'batch' or per 'epoch', not {per!r}")
+        self.scheduler, self.per, self._where = scheduler, per, where
+        self.moved, self.called = 0, False
+
+    def step(self) -> None:
+        """Move on to where the run is; called in the loop where a plain one has it."""
+        self.called = True
+        self.follow()
+
+    def follow(self) -> None:
+        """Set the rates of where the run is."""
+        with before_any_step():
+            self.moved = move_on(self.scheduler, self.moved, self._where())
+
+    def get_last_lr(self) -> list[float]:
+        """The rates in force."""
+        return [float(rate) for rate in self.scheduler.get_last_lr()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: its place follows from the run."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+        if state_dict:
+            raise ConfigError(
+                "the place of run.scheduler(...) follows from the run: it has no state"
+            )
 
 
 # ---------------------------------------------------------------- an optimiser taken apart

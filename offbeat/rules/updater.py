@@ -196,11 +196,11 @@ class Updater:
         self.rule.step()
         self.stepped = True
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int = 0) -> None:
         """Let the schedule catch up with the run."""
         if self.scheduler is None or self.recipe.schedule is None:
             return
-        target = self.recipe.schedule.target(version, epoch)
+        target = self.recipe.schedule.target(version, epoch, progress)
         # Whoever joins late, or leaves steps to others, moves its schedule on before any step.
         with nullcontext() if self.stepped else before_any_step():
             self.moved = move_on(self.scheduler, self.moved, target)

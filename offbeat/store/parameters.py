@@ -252,10 +252,11 @@ class Parameters:
         """Have a copy of the parameters of this version, and of no other that is not needed."""
         self.weigher.remember(version, needed)
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int) -> None:
+        """Let the schedule catch up; `progress` is what a plain loop would have done by now."""
         if self.recipe.schedule is not None:
             for updater in self.updaters:
-                updater.advance(version, epoch)
+                updater.advance(version, epoch, progress)
 
     def enter(self, worker: int) -> None:
         """`worker` joins; what it pulls is everybody's."""

@@ -155,7 +155,7 @@ class AllreduceClient(StoreClient):
         self.payload, self.round = None, None
         if go.fresh:
             self.slot.rule_state.give(self.parameters.updaters)
-        self.parameters.advance(go.version, go.epoch)
+        self.parameters.advance(go.version, go.epoch, go.progress)
         if go.start is not None:
             self._convene(go.start)
 

@@ -215,7 +215,7 @@ class _LocalSender(Sender):
 
     def accept(self, snapshot: Snapshot) -> None:
         super().accept(snapshot)
-        self.updater.advance(snapshot.version, snapshot.epoch)
+        self.updater.advance(snapshot.version, snapshot.epoch, snapshot.progress)
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:
         super().recover(buffers)
@@ -346,7 +346,7 @@ class ElasticSender(_LocalSender):
         else:
             for centre, flat in zip(self.centre, snapshot.parameters, strict=True):
                 centre.copy_(flat)
-            self.updater.advance(snapshot.version, snapshot.epoch)
+            self.updater.advance(snapshot.version, snapshot.epoch, snapshot.progress)
         self.replica.show(self.centre)
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:

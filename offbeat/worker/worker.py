@@ -46,6 +46,7 @@ class Worker:
         self.number, self.incarnation = number, incarnation
         self.base = 0  # the version it holds
         self.epochs = 0  # epochs done by then
+        self.progress = 0  # and batches, as a plain loop would count
         self.ahead = False  # whether it computes on while its last contribution is under way
         self.computed_on = 0  # the version its last step was computed on
         self.todo: list[Lease] = []
@@ -75,6 +76,7 @@ class Worker:
 
     def accept(self, snapshot: Snapshot) -> None:
         self.base, self.epochs = snapshot.version, snapshot.epoch
+        self.progress = snapshot.progress
 
     @property
     def based_on(self) -> int:
@@ -88,12 +90,15 @@ class Worker:
         return {
             "incarnation": self.incarnation,
             "base": self.base,
+            "epochs": self.epochs,
+            "progress": self.progress,
             "todo": self.todo,
             "done": self.done,
         }
 
     def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         self.incarnation, self.base = meta["incarnation"], meta["base"]
+        self.epochs, self.progress = meta.get("epochs", 0), meta.get("progress", 0)
         self.todo = [Lease(*lease) for lease in meta["todo"]]
         self.done = [Lease(*lease) for lease in meta["done"]]
 

@@ -78,6 +78,7 @@ class AdvanceSchedules(ShardMessage):
 
     version: int
     epoch: int
+    progress: int
 
 
 class AskHash(ShardMessage):
@@ -164,7 +165,7 @@ class ShardProcess:
             KeepContribution: self._keep,
             RememberVersion: lambda word: parameters.copy(word.version, word.needed),
             CopyToSlot: self._give,
-            AdvanceSchedules: lambda word: parameters.advance(word.version, word.epoch),
+            AdvanceSchedules: lambda word: self._advance(word),
             AskHash: lambda word: ShardValue(f"{parameters.digest_sum():x}"),
             AskFinite: lambda word: ShardValue(parameters.finite()),
             AskBytes: lambda word: ShardValue(parameters.nbytes),
@@ -231,6 +232,9 @@ class ShardProcess:
         slot = self.shared.slots[word.worker]
         slot.put(word.place, parameters.held, parameters.flats, parameters.updater_state)
         return ShardDone()
+
+    def _advance(self, word: AdvanceSchedules) -> None:
+        self.parameters.advance(word.version, word.epoch, word.progress)
 
     # ------------------------------------------------------------ around it
 

@@ -229,10 +229,10 @@ class ShardedParameters(Parameters):
         slot.put(place, self.held, self.flats, self.updater_state)
         self._hear(ShardDone)
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int) -> None:
         if self.updaters[0].scheduler is not None:
-            self._tell(AdvanceSchedules(version, epoch))
-        super().advance(version, epoch)
+            self._tell(AdvanceSchedules(version, epoch, progress))
+        super().advance(version, epoch, progress)
 
     # ------------------------------------------------------------ around it
 

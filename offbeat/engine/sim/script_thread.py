@@ -143,3 +143,7 @@ class ScriptThread:
     @property
     def epochs(self) -> int:
         return 0 if self.worker is None else self.worker.epochs
+
+    @property
+    def progress(self) -> int:
+        return 0 if self.worker is None else self.worker.progress
