@@ -181,6 +181,7 @@ class _Replayer:
         self.most = job.lease_range[1]  # samples of a lease
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
+        self.settled = 0  # samples that have been dealt with
 
     def overlap(self) -> None:
         self.ahead = True
@@ -207,7 +208,8 @@ class _Replayer:
             self.parameters.wait(self.waiting[key])
         elif isinstance(record, Dropped):
             part = record.part
-            self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
+            made = self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
+            self.settled += made.part.samples
         elif isinstance(record, Joined):
             incarnation = record.incarnation
             if not (0 <= record.worker < self.job.workers and 0 <= incarnation < _MANY):
@@ -231,7 +233,11 @@ class _Replayer:
             if record.epoch != self.epoch:
                 raise _Differs(f"epoch {record.epoch} is done while epoch {self.epoch} goes on")
             self.epoch = record.epoch + 1
-            self.parameters.advance(self.version, self.epoch)
+            self._advance()
+
+    def _advance(self) -> None:
+        progress = self.store.leases.progress(self.settled)
+        self.parameters.advance(self.version, self.epoch, progress)
 
     def _relay(self, record: Relaid) -> None:
         """Everybody joins again, as replicas that are split in another way."""
@@ -248,7 +254,7 @@ class _Replayer:
         self.parameters = self.store.parameters
         self.parameters.averages.start = dict(before.averages.start)
         self.parameters.load(before.state(), before.meta())
-        self.parameters.advance(self.version, self.epoch)
+        self._advance()
         self.workers.clear()
         self.waiting.clear()
 
@@ -276,6 +282,7 @@ class _Replayer:
                 self.epoch,
                 self.parameters.of(record.worker),
                 self.parameters.updater_state,
+                self.store.leases.progress(self.settled),
             )
         )
 
@@ -318,7 +325,8 @@ class _Replayer:
                     f"worker {part.worker} meets {mine.part.partner}, the log says {part.partner}"
                 )
         self.version += 1
-        self.parameters.advance(self.version, self.epoch)
+        self.settled += sum(one.part.samples for one in group)
+        self._advance()
         if record.hash and self.version % self.every == 0:
             self.compared += 1
             here = self.parameters.digest()
@@ -336,6 +344,7 @@ class _Replayer:
             raise _Differs(
                 f"worker {part.worker} computed on version {mine.base}, the log says {part.base}"
             )
+        mine.settings = part.settings
         mine.staleness = self.version - mine.base
         mine.weight = self.job.discipline.weigh.factor(mine.staleness)
         return contribution

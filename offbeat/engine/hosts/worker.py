@@ -36,7 +36,7 @@ from offbeat.transport.handshake import AskTerms, Enter, Terms, ask
 from offbeat.transport.link import RunOver, RunStopped, StoreGone
 from offbeat.transport.tcp_link import DialedStore, MeetingLink, TcpLink
 from offbeat.worker.client import StoreClient, ignore
-from offbeat.worker.worker import Worker
+from offbeat.worker.worker import ScriptStep, Worker
 
 TELL = 2000  # letters of a difference
 
@@ -181,8 +181,8 @@ class HostParticipant(LoopParticipant):
         except RunOver as over:
             self._too_late(over)
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
-        found = super().done(lease, loss, last)
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
+        found = super().done(lease, step, last)
         if not self.stepped:
             self.stepped = True
             self.tell(self.rank)
