@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import offbeat as ob
+from offbeat.compare import ComparisonPlan, Simulated, compare
+from offbeat.engine.script_hosts import SingleHost
 from offbeat.engine.sim.compute_times import Constant
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.log.records import Lost, Updated
+from tests.cli.common import answers
 from tests.contract.common import (
     CODECS,
     MOMENTUM,
@@ -36,7 +39,9 @@ from tests.contract.common import (
     scratch,
     seeds,
 )
+from tests.engine.local.test_scripts import SCRIPT, offbeat
 
+answer = answers()
 ADAM = partial(torch.optim.Adam, lr=0.01)
 UNEQUAL = "40ms,20ms,10ms"
 NAMES = [
@@ -56,7 +61,10 @@ def sizes(seen: Records) -> list[dict[int, int]]:
 
 @pytest.mark.parametrize(
     ("engine", "shares", "optimizer"),
-    covering(["1,2,4", [4, 1, 2], "speed", "speed:most=1.5,least=3"], [SGD, MOMENTUM, ADAM]),
+    [
+        *covering(["1,2,4", [4, 1, 2], "speed", "speed:most=1.5,least=3"], [SGD, MOMENTUM, ADAM]),
+        ("hosts", "speed", SGD),
+    ],
 )
 def test_gathering_all_is_a_large_batch_whatever_the_shares(engine, shares, optimizer):
     """The last round of the epoch is short: it has 11 of 27 samples."""
@@ -266,3 +274,75 @@ def test_batch_norm_needs_two_samples_at_a_time(sim_only, shares, more, remedy):
         run(sim_only, what, "bsp", shares=shares, **options)
     if remedy.startswith("shares"):
         run(sim_only, what, "bsp", shares=remedy.split("'")[1], **options)
+
+
+# ---------------------------------------------------------------- scripts and the command line
+
+
+def script(folder):
+    path = folder / "train.py"
+    text = SCRIPT.replace("HERE", "pass").replace("AFTER", "")
+    path.write_text(text.replace("ob.join(", "ob.join(shares=[1, 3], ", 1))
+    return path
+
+
+def check_script(capsys, path, out):
+    assert json.loads((out / "run.json").read_text())["shares"] == "1,3"
+    slow, fast = json.loads((out / "summary.json").read_text())["per_worker"]
+    assert fast["samples"] > 2 * slow["samples"]
+    code, told, wrong = answer(capsys, "run", "--replay", out, path)
+    assert code == 0, wrong
+    assert "identical at all" in told
+
+
+def test_a_scripts_loop_gets_batches_of_its_workers_size(tmp_path, capsys):
+    path, out = script(tmp_path), tmp_path / "run"
+    code, _, wrong = answer(capsys, "run", "--engine", "sim", "-n", 2, "--out", out, path)
+    assert code == 0, wrong
+    check_script(capsys, path, out)
+    # The command line wins.
+    _, _, wrong = answer(capsys, "run", "--engine", "sim", "-n", 2, "--shares", "1,2,4", path)
+    assert "shares=1,2,4 are of 3 workers, and there are 2" in wrong
+
+
+def test_so_does_a_real_scripts_and_alone_there_is_nothing_to_share(tmp_path, capsys):
+    path, out = script(tmp_path), tmp_path / "run"
+    done = offbeat("run", "-n", "2", "--out", out, path)
+    assert done.returncode == 0, done.stderr
+    check_script(capsys, path, out)
+    assert SingleHost().settle({"shares": [1, 3], "seed": 1})["shares"] is None
+
+
+def test_the_command_line_estimates_with_shares(capsys):
+    words = ("simulate", "--cost-only", "--cluster", UNEQUAL, "--steps", 50, "--json")
+    summary = json.loads(answer(capsys, *words, "--shares", "speed:most=1.5")[1])["summary"]
+    assert summary["shares"] == "speed:most=1.5"
+    assert max(w["samples"] / w["steps"] for w in summary["per_worker"]) < 48
+    equal = json.loads(answer(capsys, *words)[1])["summary"]
+    assert equal["shares"] == ""
+    assert summary["samples_per_second"] > 1.8 * equal["samples_per_second"]
+
+
+def test_the_command_line_trains_with_shares(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ("simulate", "--recipe", "digits", "--cluster", UNEQUAL, "--shares", "speed")
+    code, told, wrong = answer(capsys, *words, "--out", out)
+    assert code == 0, wrong
+    assert "shares      speed" in told
+    assert "identical at all" in answer(capsys, "replay", out)[1]
+
+
+def test_a_comparison_has_shares_where_they_make_sense(tmp_path):
+    what = problem(samples=48)
+    task = ob.Task(what.model, what.data, what.loss, optimizer=SGD)
+    plan = ComparisonPlan(["bsp", "ssp:3"], [1, 2], Simulated("10ms"), shares="1,3", batch_size=4)
+    found = compare(task, plan, tmp_path / "grid")
+    told = {str(point): why for point, why in found.impossible.items()}
+    assert "are of 2 workers, and there are 1" in told["bsp on 1 device"]
+    with pytest.raises(ConfigError, match="weighed by samples"):
+        ComparisonPlan(["gossip"], [2], shares="speed")
+    assert "bsp on 2 devices" not in told
+    assert found.grid.settings["shares"] == "1,3"
+    digest = found.grid.digests()[0]
+    assert digest.summary.shares == "1,3"
+    assert [round(w.batch) for w in digest.summary.per_worker] == [2, 6]
