@@ -134,7 +134,8 @@ def follow(
     replayer = _Replayer(job, every, place.checked(start) if start.exists() else start, make)
     if config.get("overlap") is True:
         replayer.overlap()
-    found = replayer.run(place)
+    with job.content.devices.single.entered():
+        found = replayer.run(place)
     if found.identical:
         place.check_end()
     return found
@@ -212,7 +213,7 @@ class _Replayer:
             self.parameters.enter(record.worker)
             if not record.averaged:  # as it was before there was a mean to begin with
                 self.parameters.averages.reset()
-            self.workers[record.worker] = self.job.make_worker(
+            self.workers[record.worker] = self.job.make_worker_here(
                 self.store, record.worker, incarnation
             )
             self.workers[record.worker].ahead = self.ahead

@@ -11,6 +11,7 @@ from offbeat import codec as codecs
 from offbeat.codec import Codec
 from offbeat.config.checks import at_least
 from offbeat.config.describe import numerics_of
+from offbeat.config.devices import devices_of
 from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.config.trial import check_single_samples, try_batch
@@ -60,6 +61,7 @@ def make_job(config: RunConfig) -> Job:
             config.policies,
             accumulate,
             cut,
+            devices_of(config.device, config.workers),
         ),
         discipline,
         config.workers,
@@ -84,7 +86,8 @@ def try_step(job: Job) -> None:
     """Try one step of a worker, and refuse what would come out otherwise than in PyTorch."""
     numbers = job.content
     size = min(job.batch_size // numbers.accumulate, job.samples)
-    found = try_batch(numbers.model, numbers.reader, numbers.loss, size)
+    device = numbers.devices.of(0)
+    found = try_batch(numbers.model, numbers.reader, numbers.loss, size, device)
     if numbers.cut is not None and found.reads:
         raise ConfigError(
             "the loss looks at the model's parameters itself, and with a layout they are in other "

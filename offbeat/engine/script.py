@@ -240,7 +240,7 @@ class LoopParticipant:
     def batch(self, lease: Lease) -> Any:
         self.loop.began = perf_counter()
         reseed(self.loop.seed, lease)
-        return self.worker.sender.replica.reader.read(lease)
+        return self.worker.sender.replica.read(lease)
 
     def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
         try:

@@ -108,10 +108,10 @@ class ScriptThread:
         return self.lease
 
     def batch(self, lease: Lease) -> Any:
-        assert self.reader is not None
         assert self.config is not None
+        assert isinstance(self.worker, NumberWorker)
         reseed(self.config.seed, lease)
-        return self.reader.read(lease)
+        return self.worker.sender.replica.read(lease)
 
     def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
         self.loss, self.made, self.stopping = loss, True, last

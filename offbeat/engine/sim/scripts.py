@@ -132,7 +132,8 @@ class ScriptThreads:
         self.first = None if number == 0 else self.first
         assert player.config is not None
         self._compare(number, player.config)
-        place = WorkerMemory(reader=player.reader, model=player.config.model)
+        device = job.content.devices.single
+        place = WorkerMemory(reader=player.reader, model=player.config.model, device=device)
         made = script_worker(job, store, number, incarnation, place)
 
         def compute(lease: Lease) -> float | None:
