@@ -126,6 +126,7 @@ def follow(
     if different is not None:
         raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
     job.discipline.check_order()
+    job.check_here()
     initial = load_tensors(place.checked(place.initial_file))
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)

@@ -61,6 +61,7 @@ def run(
         int | None, options.training("Parts of the store, each with a process; else the script's.")
     ] = None,
     layout: options.Layout = None,
+    device: options.Device = None,
     seed: Annotated[int | None, options.training("Of order and times; else the script's.")] = None,
     out: options.Out = None,
     resume: options.Resume = False,

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ import torch
 from offbeat.engine.local.process import fork, startable
 from offbeat.engine.signals import children_kept
 from offbeat.errors import ConfigError
-from offbeat.model.device import CPU, Accelerator, Device, in_use
+from offbeat.model.device import CPU, Accelerator, Device, autograd_begun, in_use
 
 AUTO = "auto"
 EXAMPLES = "write device='cuda:0', 'cuda:0,cuda:1' for one per worker, 'auto' or 'cpu'"
@@ -21,16 +20,18 @@ EXAMPLES = "write device='cuda:0', 'cuda:0,cuda:1' for one per worker, 'auto' or
 
 @dataclass(frozen=True)
 class Devices:
-    """One device for all workers, or one for each."""
+    """One device for all workers, or one for each; or one for each process of each worker."""
 
     names: tuple[str, ...] = ("cpu",)
+    processes: int = 1  # of a worker that have a device of their own
 
     def __str__(self) -> str:
         return ",".join(self.names)
 
-    def of(self, worker: int) -> Device:
-        """Where a worker computes."""
-        name = self.names[worker % len(self.names)]
+    def of(self, worker: int, process: int = 0) -> Device:
+        """Where a worker computes, or one of its processes."""
+        number = worker * self.processes + process % self.processes
+        name = self.names[number % len(self.names)]
         return CPU if name == "cpu" else Accelerator(torch.device(name))
 
     @property
@@ -45,36 +46,52 @@ class Devices:
 
     @property
     def kinds(self) -> set[str]:
-        """Of accelerators: cuda, xpu and the like."""
+        """Of accelerators: cuda, xpu and the like, or the word auto where that is open."""
         return {name.partition(":")[0] for name in self.names} - {"cpu"}
 
 
-def devices_of(wanted: str | Sequence[str] | None, workers: int) -> Devices:
-    """What a user asks for, if it is there; nothing is begun on a device in this process."""
-    if wanted is None:
-        return Devices()
-    words = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-    if words == [AUTO]:
-        return Devices(_look(()))
-    names = tuple(_name(word) for word in words)
-    if len(names) not in (1, workers):
-        raise ConfigError(f"{len(names)} devices for {workers} workers: {EXAMPLES}")
+def devices_of(wanted: str | Sequence[str] | None, workers: int, processes: int = 1) -> Devices:
+    """What a user asks for, if it is there; nothing is begun on a device in this process.
+
+    A worker may be several processes.
+    """
+    names = named(wanted)
+    if names == (AUTO,):
+        return Devices(_look(()), processes)
+    if len(names) not in (1, workers, workers * processes):
+        each = "" if processes == 1 else f" of {processes} processes"
+        raise ConfigError(f"{len(names)} devices for {workers} workers{each}: {EXAMPLES}")
     there = tuple(dict.fromkeys(name for name in names if name != "cpu"))
     if there:
         _look(there)
-    return Devices(names)
+    return Devices(names, processes if len(names) == workers * processes else 1)
+
+
+def named(wanted: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The devices that a user names, as PyTorch writes them, or the word auto alone."""
+    words = wanted.split(",") if isinstance(wanted, str) else list(wanted or ("cpu",))
+    return (AUTO,) if words == [AUTO] else tuple(map(_name, words))
+
+
+def expected(wanted: str | Sequence[str] | None) -> torch.device:
+    """Where a worker will compute, before it is known which one it is."""
+    names = set(named(wanted))
+    if len(names) > 1 or AUTO in names:
+        raise ConfigError(
+            "each worker has a device of its own, which is known in the loop alone: ask "
+            "run.device inside for x, y in run.batches(...)"
+        )
+    return torch.device(names.pop())
 
 
 def _name(word: Any) -> str:
-    """A device as PyTorch writes it; one of a kind is the first of that kind."""
+    """One of a kind is the first of that kind."""
     try:
         found = torch.device(word.strip() if isinstance(word, str) else word)
         module = None if found.type == "cpu" else torch.get_device_module(found.type)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(f"{word!r} is no device: {EXAMPLES}") from error
-    if module is None:
-        return "cpu"
-    return f"{found.type}:{found.index or 0}"
+    return "cpu" if module is None else f"{found.type}:{found.index or 0}"
 
 
 def check_forkable(devices: Devices) -> None:
@@ -86,18 +103,11 @@ def check_forkable(devices: Devices) -> None:
                 "forked: build the model on the CPU, do nothing on the device before training, "
                 f"and say device='{kind}:0'; or use engine='sim'"
             )
-    if any(_named(task).startswith("pt_autograd") for task in Path("/proc/self/task").iterdir()):
+    if autograd_begun():
         raise ConfigError(
             "this process has made a backward pass where PyTorch sees a device, and what it keeps "
             "for that cannot be forked: make it after training, or in a process of its own"
         )
-
-
-def _named(task: Path) -> str:
-    try:
-        return (task / "comm").read_text()
-    except OSError:  # it has ended meanwhile
-        return ""
 
 
 # ---------------------------------------------------------------- asked where it can be

@@ -208,8 +208,18 @@ class Job(AnyJob):
         store = self.make_store(Log())
         self.make_worker(store, 0, 1)
 
+    def check_here(self) -> None:
+        """Refuse what cannot be where all workers compute in one process."""
+        device, cut = self.content.devices.single, self.content.cut
+        if not device.shares and cut is not None and cut.shards is not None:
+            raise ConfigError(
+                f"the parts of {cut.layout} wait for each other in backward passes, and PyTorch "
+                "makes those of one process one after the other on a device: leave device out"
+            )
+
     def check_simulated(self) -> None:
         super().check_simulated()
+        self.check_here()
         cut = self.content.cut
         if cut is not None and cut.layout.asynchronous:
             raise ConfigError(
@@ -258,7 +268,15 @@ class Job(AnyJob):
         place = place or WorkerMemory()
         reader = place.reader or numbers.reader
         if numbers.cut is not None:
-            spec = PartSpec(numbers.cut, ALL, alone(), reader, numbers.loss, script=place.model)
+            spec = PartSpec(
+                numbers.cut,
+                ALL,
+                alone(),
+                reader,
+                numbers.loss,
+                script=place.model,
+                device=place.device,
+            )
             replica: Replica = self.make_part(spec, place.parameters)
         elif place.model is not None or place.alone:
             kind = Replica if place.model is None else OwnReplica

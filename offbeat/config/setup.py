@@ -14,7 +14,7 @@ from offbeat.config.describe import numerics_of
 from offbeat.config.devices import devices_of
 from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
-from offbeat.config.trial import check_single_samples, try_batch
+from offbeat.config.trial import apart, check_single_samples, try_batch
 from offbeat.data.reader import Reader
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import as_discipline
@@ -61,7 +61,7 @@ def make_job(config: RunConfig) -> Job:
             config.policies,
             accumulate,
             cut,
-            devices_of(config.device, config.workers),
+            devices_of(config.device, config.workers, 1 if cut is None else _each(cut)),
         ),
         discipline,
         config.workers,
@@ -76,6 +76,7 @@ def make_job(config: RunConfig) -> Job:
         numerics_of(config),
     )
     _check_constraints(job)
+    _check_devices(job)
     job.check()
     _check_length(job)
     check_single_samples(job, config.loss)
@@ -114,6 +115,7 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
         clip is not None and clip.norm is not None,
         config.nonfinite == "skip",
         config.optimizer,
+        apart,
     )
     inputs = partial(_inputs, reader, size)
     if config.loss is None:
@@ -121,8 +123,31 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
     cut = resolve(config.layout, model, around, inputs)
     if cut.shards is not None:
         sample = inputs()
-        turns.check(cut, model, head(sample, -(-batch_size(sample) // cut.layout.pieces)))
+        piece = head(sample, -(-batch_size(sample) // cut.layout.pieces))
+        apart(partial(turns.check, cut, model, piece), type(None))
     return cut
+
+
+def _each(cut: Cut) -> int:
+    """The processes of a worker."""
+    return cut.layout.pp * cut.layout.tp
+
+
+def _check_devices(job: Job) -> None:
+    """Refuse what computes in the memory of the store, which is the CPU's."""
+    cut, devices = job.content.cut, job.content.devices
+    if not devices.kinds:
+        return
+    if job.discipline.send.in_place:
+        raise ConfigError(
+            f"under {job.discipline} workers write the store's own memory, which is on the CPU: "
+            "use asp, or leave device out"
+        )
+    if cut is not None and cut.layout.asynchronous:
+        raise ConfigError(
+            f"schedule={cut.layout.schedule} computes on parameters where they come in, which is "
+            "on the CPU: use schedule=1f1b, or leave device out"
+        )
 
 
 def _inputs(reader: Reader, count: int) -> Any:

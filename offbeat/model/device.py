@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,12 +143,29 @@ class Accelerator(Device):
 
 
 CPU = Device(torch.device("cpu"))
+_TASKS = Path("/proc/self/task")
 
 
 def in_use(kind: str) -> bool:
     """Whether this process has begun on a kind of device: what is there cannot be forked."""
     begun = getattr(torch.get_device_module(kind), "is_initialized", None)
     return bool(begun is not None and begun())
+
+
+def autograd_begun() -> bool:
+    """Whether this process has threads for backward passes on devices.
+
+    PyTorch starts them with the first backward pass of all, even on the CPU, where it sees a
+    device; a process that is forked from this one can then make no backward pass any more.
+    """
+    return any(_title(task).startswith("pt_autograd") for task in _TASKS.iterdir())
+
+
+def _title(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # it has ended meanwhile
+        return ""
 
 
 def rehouse(parameter: Tensor, memory: Tensor) -> None:

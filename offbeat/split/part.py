@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from offbeat.data.lease import Lease
 from offbeat.data.random_state import seed_all
 from offbeat.data.reader import Reader, mix
+from offbeat.model.device import CPU, Device
 from offbeat.model.objective import BatchLoss, Loss
 from offbeat.model.precision import new_scale
 from offbeat.split.channel import Mesh, Tag
@@ -42,6 +43,7 @@ class PartSpec:
     least: float = 0.0  # seconds that the passes of a step take at the least
     peers: TensorGroup | None = None  # who has the other shards of the same stages
     script: nn.Module | None = None  # the model that a script holds, where it computes the loss
+    device: Device = CPU  # where it computes
 
 
 class Microbatch(NamedTuple):
@@ -77,6 +79,8 @@ class Part:
             assert self.cut.shards is not None
             for stage in self.stages.values():
                 share(stage, self.cut.shards, spec.peers)
+        for stage in self.stages.values():
+            spec.device.move(stage)
         precision = self.cut.layout.precision
         self.passes = {s: Passes(stage, precision) for s, stage in self.stages.items()}
         self.scale = new_scale(precision)
@@ -169,7 +173,7 @@ class Part:
         if not self.stages.keys() & {0, self.last}:
             return None
         self.spec.reader.reseed(lease)
-        return self.spec.reader.read(lease)
+        return self.spec.device.batch(self.spec.reader.read(lease))
 
     def _forward(
         self, op: Op, lease: Lease, batch: Any, pieces: Sequence[tuple[int, int]]
@@ -278,7 +282,8 @@ class Part:
         self.mesh.send(self._process(stage), tag, value)
 
     def _receive(self, stage: int, tag: Tag) -> Any:
-        return self.mesh.receive(self._process(stage), tag)
+        # What comes from another process comes by way of the CPU.
+        return self.spec.device.batch(self.mesh.receive(self._process(stage), tag))
 
 
 def pieces_of(samples: int, count: int) -> list[tuple[int, int]]:

@@ -112,7 +112,10 @@ class HostWorker:
         reader = Prefetcher(job.content.reader) if ahead else None
         announce = ignore if reader is None else reader.announce
         least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
-        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
+        device = job.content.devices.of(max(0, maker.number))
+        settings = WorkerSettings(
+            self.store.discipline, job.seed, least, engine.overlap, meets, device
+        )
         client: StoreClient
         if isinstance(self.link, MeetingLink):
             members = Members(maker.dialer.token, maker.dialer.encrypts, engine.patience)

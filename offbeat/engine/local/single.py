@@ -67,6 +67,7 @@ class SingleParticipant(LoopParticipant):
                     self._go_on(*self.run.kept.saved)
             super().__init__(0, self._enter, self._finish)
             stack.enter_context(heard(self._ask))
+            stack.enter_context(self.job.content.devices.of(0).entered())
             self.open = stack.pop_all()
 
     def _ask(self, number: int) -> None:
@@ -98,7 +99,8 @@ class SingleParticipant(LoopParticipant):
         send = self.store.discipline.send
         client = StoreClient(DirectLink(port, 0, server.hear), send.centre)
         shared = self.store.parameters.flats if send.in_place else None  # the worker writes it
-        place = WorkerMemory(shared, model=self.config.model)
+        device = self.job.content.devices.of(0)
+        place = WorkerMemory(shared, model=self.config.model, device=device)
         worker = script_worker(self.job, self.store, 0, client.join(), place)
         return Loop(client, worker, Cycle.of(self.store.discipline), self.job.seed)
 

@@ -132,6 +132,11 @@ class ScriptThread:
         return
 
     @property
+    def device(self) -> torch.device:
+        assert isinstance(self.worker, NumberWorker)
+        return self.worker.sender.replica.device.place
+
+    @property
     def stages(self) -> Stages:
         assert isinstance(self.worker, NumberWorker)
         return stages_of(self.worker)

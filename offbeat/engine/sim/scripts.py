@@ -236,7 +236,7 @@ def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     named = ("discipline", "seed", "codec", "pull_codec", "nonfinite")
     asked = {key: getattr(told, key) for key in (*named, *("hash_every", "shards", "policies"))}
     asked["layout"] = told.layout
-    asked |= {"out": None, "resume": False}
+    asked |= {"out": None, "resume": False, "device": None}
     with ScriptThreads(script, Cluster.equal(told.workers), asked) as stage:
         torch.set_num_threads(told.threads)  # as many as each worker had
         config, job = stage.open()
