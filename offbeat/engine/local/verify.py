@@ -71,11 +71,13 @@ def verify(job: Job, threads: int = 1) -> list[StepDifference]:
 
 def _alone(numbers: Training, lease: Lease) -> dict[str, Tensor]:
     """The gradients that one process finds; nothing where it finds none."""
-    model = copy.deepcopy(numbers.model).eval()
+    model, device = copy.deepcopy(numbers.model).eval(), numbers.devices.of(0)
+    device.move(model)
     numbers.reader.reseed(lease)
-    cost(model, numbers.reader.read(lease), numbers.loss).backward()  # type: ignore[no-untyped-call]
+    batch = device.batch(numbers.reader.read(lease))
+    cost(model, batch, numbers.loss).backward()  # type: ignore[no-untyped-call]
     return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad
+        name: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad.cpu()
         for name, p in model.named_parameters()
         if p.requires_grad
     }
