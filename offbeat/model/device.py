@@ -29,11 +29,13 @@ class Workspace:
 class DeviceWorkspace(Workspace):
     """A payload that is made on an accelerator, and comes down with one copy for each shard."""
 
-    def __init__(self, flats: Sequence[Flat]):
-        self.flats = [flat.zeros() for flat in flats]
+    def __init__(self, like: Sequence[Flat]):
+        self.like = like
+        self.flats: list[Flat] = []  # made when first needed: as large as the model
         self.made = False  # whether something is here that has not come down
 
     def at(self, out: list[Flat]) -> list[Flat]:
+        self.flats = self.flats or [flat.zeros() for flat in self.like]
         self.made = True
         return self.flats
 
@@ -144,6 +146,33 @@ class Accelerator(Device):
 
 CPU = Device(torch.device("cpu"))
 _TASKS = Path("/proc/self/task")
+
+
+class BesideComputing:
+    """Copies from a device to the CPU that go on beside what it computes, where it can do both."""
+
+    def __init__(self, place: torch.device):
+        self.module: Any = torch.get_device_module(place.type)
+        self.place = place
+        self.stream = self.module.Stream(place) if hasattr(self.module, "Stream") else None
+
+    def memory(self, size: int) -> Tensor:
+        """Memory of the CPU that the device may write while the CPU does something else."""
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=self.stream is not None)
+
+    def copy(self, into: Tensor, tensor: Tensor) -> None:
+        """Copy what has been asked of the device so far."""
+        if self.stream is None:
+            into.copy_(tensor)
+            return
+        self.stream.wait_stream(self.module.current_stream(self.place))
+        with self.module.stream(self.stream):
+            into.copy_(tensor, non_blocking=True)
+
+    def wait(self) -> None:
+        """Until everything is copied."""
+        if self.stream is not None:
+            self.stream.synchronize()
 
 
 def in_use(kind: str) -> bool:

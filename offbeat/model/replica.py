@@ -10,7 +10,7 @@ from offbeat.data.lease import Lease
 from offbeat.data.reader import Reader
 from offbeat.errors import ConfigError
 from offbeat.model.device import CPU, Device, on_host, rehouse
-from offbeat.model.gradient_stream import LEAST, Stream
+from offbeat.model.gradient_stream import LEAST, DeviceStream, Stream
 from offbeat.model.objective import Loss, cost
 from offbeat.model.shared_model import SharedModel
 from offbeat.model.table import Entry, Flat, Table, fill, named, under
@@ -100,8 +100,12 @@ class Replica:
 
     def stream(self) -> Stream | None:
         """Let gradients go out while they are made, if the model is large enough for that."""
-        size = sum(flat.table.nbytes for flat in self.flats)
-        return Stream(self.parameters) if size >= LEAST and self.device.shares else None
+        if sum(flat.table.nbytes for flat in self.flats) < LEAST:
+            return None
+        if self.device.shares:
+            return Stream(self.parameters)
+        # A batch that is computed in parts is added up on the device first.
+        return DeviceStream(self.parameters, self.flats) if self.accumulate == 1 else None
 
     def gradients(self) -> list[Tensor]:
         """The gradients the parameters carry now."""
