@@ -3,6 +3,7 @@
 PyTorch's are that of the CPU, and that of each device on which this process computes.
 """
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 _devices: list[torch.device] = []
+os.register_at_fork(after_in_child=_devices.clear)  # a process that is forked has none of them
 
 
 def draw_on(device: torch.device) -> None:
