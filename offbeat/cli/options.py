@@ -112,6 +112,14 @@ Layout = Annotated[
     str | None,
     _in(TRAINING, "How each replica is split over processes.", metavar="pp=2,microbatches=8"),
 ]
+Device = Annotated[
+    str | None,
+    _in(
+        TRAINING,
+        "Where workers compute: cuda:0, one for each as in cuda:0,cuda:1, or auto; else the CPU.",
+        metavar="DEVICE",
+    ),
+]
 Shards = Annotated[int, _in(TRAINING, "Parts of the store.")]
 Seed = Annotated[int, _in(TRAINING, "Of initial weights, order and simulated times.")]
 EvaluateEvery = Annotated[int | None, _in(TRAINING, "Samples between two tests; else one epoch.")]

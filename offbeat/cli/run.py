@@ -62,6 +62,7 @@ def run(
     ] = None,
     shares: options.Shares = None,
     layout: options.Layout = None,
+    device: options.Device = None,
     seed: Annotated[int | None, options.training("Of order and times; else the script's.")] = None,
     out: options.Out = None,
     resume: options.Resume = False,

@@ -168,6 +168,7 @@ class RunConfig:
     workers: int = USUAL
     shares: Shares | str | Sequence[float] | None = None
     layout: Layout | str | None = None
+    device: str | Sequence[str] | None = None  # of all workers, or of each; None is the CPU
     codec: Codec | str | None = None
     pull_codec: Codec | str | None = None
     shards: int | Placement = 1
@@ -233,6 +234,7 @@ class Options(TypedDict, total=False):
     clip: Clip | None  # gradient clipping
     constrain: Constraint | str | Sequence[Constraint | str] | None  # after each update
     groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None  # parameter groups
+    device: str | Sequence[str] | None  # "cuda:0", one per worker: "cuda:0,cuda:1", or "auto"
     policies: Mapping[str, str]  # buffer name patterns to shared, averaged or local
     shards: int | Placement  # of the store
     accumulate: int  # parts in which a batch is computed

@@ -14,10 +14,11 @@ from offbeat.config.describe import describe
 from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig, Simulated
 from offbeat.config.setup import try_step
+from offbeat.config.trial import apart
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.plan import check
 from offbeat.engine.local.roles import Beginning, Roles
-from offbeat.engine.local.verify import verify
+from offbeat.engine.local.verify import StepDifference, verify
 from offbeat.engine.result import Run
 from offbeat.engine.run_session import RunSession, begin_with
 from offbeat.engine.session import Session
@@ -132,4 +133,4 @@ def _check(config: RunConfig, job: Job) -> None:
                 "verify=True compares the processes of a layout with one process: pass "
                 "layout='pp=2' with engine='local', or leave verify out"
             )
-        verify(job, engine.threads_for(job))
+        apart(partial(verify, job, engine.threads_for(job)), list[StepDifference])

@@ -131,5 +131,5 @@ def test_a_folder_says_where_it_ran_and_what_it_came_from(
     always |= {"nonfinite", "hash_every", "numerics", "shuffle", "order", "drop_last", "shards"}
     always |= {"shares"}
     always |= {"optimizer", "schedule", "clip", "constrain", "policies", "layout", "model"}
-    assert {*told} == always | keys | {"samples", "engine", "origin"}
+    assert {*told} == always | keys | {"samples", "engine", "origin", "device"}
     assert told["origin"] == {"loop": "train.py"}

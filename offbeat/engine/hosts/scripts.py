@@ -43,6 +43,7 @@ class StoreHost:
     def settle(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         mine = {"workers": self.workers, "engine": Hosts(begin=self.begin)}
         mine["listeners"] = (*self.listeners, *given.get("listeners", ()))
+        mine["device"] = None  # nothing is computed here
         return {**given, **self.asked, **mine}
 
     def participant(self, config: RunConfig) -> Participant:
@@ -64,13 +65,14 @@ class StoreHost:
 class WorkHost:
     """`offbeat work`: a worker's script, with a store on another host.
 
-    `emulate` is the least that a step takes here, in seconds.
+    `emulate` is the least that a step takes here, in seconds; `device` wins over the script's.
     """
 
     dialer: Dialer
     script: Path
     emulate: float | None = None
     place: Place = field(default_factory=Place)
+    device: str | None = None
     workers: int = 0
     rank: int = 0
     terms: Terms | None = None
@@ -85,6 +87,7 @@ class WorkHost:
         emulate = {} if self.emulate is None else {"emulate": [self.emulate] * self.workers}
         # A folder, and whoever listens, is the store's.
         own = {name: value for name, value in given.items() if name not in ("out", "resume")}
+        own["device"] = self.device or own.get("device")
         return {**own, "listeners": (), **emulate, **settings, "engine": Hosts()}
 
     def participant(self, config: RunConfig) -> Participant:

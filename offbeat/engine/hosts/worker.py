@@ -108,8 +108,15 @@ class HostWorker:
         self.store = job.make_store(Log())  # workers are made of it
         reader = prefetcher(job, engine)
         announce = ignore if reader is None else reader.announce
-        least = job.least_time(engine.emulate[max(0, maker.number)] if engine.emulate else 0.0)
-        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
+        number = max(0, maker.number)
+        settings = WorkerSettings(
+            self.store.discipline,
+            job.seed,
+            job.least_time(engine.emulate[number] if engine.emulate else 0.0),
+            engine.overlap,
+            meets,
+            job.content.devices.of(number),
+        )
         client: StoreClient
         if isinstance(self.link, MeetingLink):
             members = Members(maker.dialer.token, maker.dialer.encrypts, engine.patience)

@@ -310,7 +310,12 @@ class Roles:
         announce = ignore if reader is None else reader.announce
         build: Make = partial(make or self.job.make_worker, self.store, number)
         settings = WorkerSettings(
-            self.store.discipline, self.job.seed, least, local.overlap, self.meets
+            self.store.discipline,
+            self.job.seed,
+            least,
+            local.overlap,
+            self.meets,
+            self.content.devices.of(number),
         )
         if not self.meets:
             link = MemoryLink(wire, slot, waiting)

@@ -206,7 +206,7 @@ class Simulation:
         agent.token += 1
         agent.sequence, agent.alive = 0, True
         agent.silent_until = self.now  # a pause ends with the process that was paused
-        self.workers[number] = self.job.make_worker(self.store, number, message.incarnation)
+        self.workers[number] = self.job.make_worker_here(self.store, number, message.incarnation)
         self._advance(number)
 
     def _advance(self, number: int) -> None:
