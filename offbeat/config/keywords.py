@@ -14,6 +14,7 @@ from offbeat.rules.updater import Clip
 # Where an option of a script belongs that `join` does not take.
 ELSEWHERE = {
     **dict.fromkeys(("workers", "engine", "cluster", "emulate", "watch"), "offbeat run --{}"),
+    **dict.fromkeys(("address", "placement", "tls"), "offbeat run --engine ray --{}"),
     **dict.fromkeys(
         ("batch_size", "epochs", "shuffle", "collate", "drop_last"), "run.batches(..., {}=...)"
     ),

@@ -31,8 +31,8 @@ from offbeat.train import TrainOptions
 
 KINDS = get_type_hints(Local) | get_type_hints(RunConfig)
 # What is written in another way than it is kept: text for a cluster or for times, None for "as
-# usual".
-WRITTEN = ("engine", "cluster", "workers", "emulate", "patience")
+# usual". Data may be a function that opens it.
+WRITTEN = ("engine", "cluster", "workers", "emulate", "patience", "data")
 DATA = TensorDataset(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
 SGD = partial(torch.optim.SGD, lr=0.1)
 
