@@ -52,6 +52,7 @@ ELSEWHERE = {
     "engine/local/single.py": "cli/test_run.py",
     "engine/local/torchrun.py": "engine/local/test_rendezvous.py",
     "engine/local/verify.py": "contract/test_layouts.py",
+    "engine/ray/actor.py": "engine/ray/test_launcher.py",
     "engine/run_session.py": "contract/test_locked.py",
     "engine/script.py": "test_join.py",
     "engine/script_hosts.py": "test_join.py",
