@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--over",
-        choices=("memory", "tcp"),
+        choices=("memory", "tcp", "ray"),
         default="memory",
         help="how the real processes of the contract suite talk to their server",
     )

@@ -72,10 +72,15 @@ class RaySite(Site):
             self.nodes.append(RayCommand(host, "start", *place, *NODE))
             self.nodes[-1].says("Ray runtime started")  # they share files, and hosts do not
 
-    def starts(self, *options: str) -> None:
-        words = ["run", "--engine", "ray", "--address", self.gcs, "--json", "--out", "run"]
-        words += ["--patience", str(PATIENCE)]
-        self.store = Offbeat(self.store_host, *words, *options, *self.script)
+    def starts(self, *options: str, job: bool = False) -> None:
+        """A driver that is told where the cluster is, or has it in its environment as a `job`."""
+        words = ["run", "--engine", "ray", "--json", "--out", "run", "--patience", str(PATIENCE)]
+        if not job:
+            words += ["--address", self.gcs]
+        with pytest.MonkeyPatch.context() as patch:
+            if job:
+                patch.setenv("RAY_ADDRESS", self.gcs)
+            self.store = Offbeat(self.store_host, *words, *options, *self.script)
 
     def drain(self, host: Host) -> None:
         """Ray is told that this host is about to go, in an hour."""
@@ -148,7 +153,7 @@ def test_processes_and_hosts_that_die_and_come() -> None:
 def test_a_host_is_cut_off_for_less_than_patience_and_for_more(sync: str) -> None:
     with ray_site(3) as here:
         here.join(*here.others)
-        here.starts("-n", "3", "--sync", sync)
+        here.starts("-n", "3", "--sync", sync, job=sync == "asp")
         for host in here.others:
             here.contributes(host)
         host = here.others[1]
