@@ -1,11 +1,11 @@
 """A worker as a Ray actor: what runs in the process that Ray has started on some host."""
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.config.job import Job
 from offbeat.config.run_config import OnRay, RunConfig
@@ -15,7 +15,7 @@ from offbeat.engine.hosts.sketch import difference, versions
 from offbeat.engine.hosts.worker import Entering, HostWorker
 from offbeat.engine.local.process import last_words
 from offbeat.engine.ray.cluster import needed
-from offbeat.engine.ray.task import Task
+from offbeat.engine.ray.task import Read, Task
 from offbeat.engine.session import fixed_arithmetic
 from offbeat.engine.spawn import LastWords
 from offbeat.errors import ConfigError
@@ -124,10 +124,12 @@ def job_of(task: Task, engine: OnRay) -> Job:
     return make_job(RunConfig(**given, engine=engine))
 
 
-def read(data: Callable[[], Dataset[Any]]) -> Dataset[Any]:
+def read(data: Read) -> Dataset[Any]:
     """What a user's function opens here."""
     try:
-        return data()
+        found = data()
+        # What a loader says beside its dataset has come with the task.
+        return found.dataset if isinstance(found, DataLoader) else found
     except Exception as error:
         raise ConfigError(
             f"the data cannot be read on {platform.node()} ({type(error).__name__}: {error}): "

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch.utils.data import Dataset
-
 from offbeat.config.job import Job
 from offbeat.config.run_config import OnRay, RunConfig
 from offbeat.engine.bring_up import bring_up
@@ -21,7 +19,7 @@ from offbeat.engine.local.plan import check
 from offbeat.engine.ray.actor import Assignment, RayActor, WorkerActor
 from offbeat.engine.ray.cluster import Draining, RayCluster, connected
 from offbeat.engine.ray.handle import ActorHandle
-from offbeat.engine.ray.task import Task
+from offbeat.engine.ray.task import Read, Task
 from offbeat.engine.result import Run
 from offbeat.engine.spawn import ProcessFailed, where
 from offbeat.errors import ConfigError
@@ -178,7 +176,7 @@ def blame(ray: Any, task: Any, error: Exception) -> tuple[str, Exception]:
     return "the run", error
 
 
-def run_on_ray(config: RunConfig, job: Job, read: Callable[[], Dataset[Any]] | None) -> Run:
+def run_on_ray(config: RunConfig, job: Job, read: Read | None) -> Run:
     """Train with workers that Ray places; with `read` each host reads the data for itself."""
     return run_with(config, job, Told(WorkerActor, Task.of(config, read)))
 
