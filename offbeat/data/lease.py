@@ -162,6 +162,11 @@ class Leases:
         """Every sample of every epoch has been dealt with."""
         return len(self.ledger.done) == self.epochs
 
+    def progress(self, settled: int) -> int:
+        """Batches that a plain loop has done when it is through with so many samples."""
+        samples = self.ledger.samples
+        return -(-samples // self.batch) * settled // samples
+
     @property
     def exhausted(self) -> bool:
         """Nothing to hand out now; what is held by others may still come back."""
