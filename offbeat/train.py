@@ -31,6 +31,7 @@ class TrainOptions(Options, total=False):
     """What `train` takes beyond the essentials; `Options` are shared with `replay`."""
 
     evaluate_every: int | None  # samples between two tests; one epoch by default
+    test_device: str | None  # where tests are computed: "cuda:0", or the CPU by default
     checkpoint_every: int | None  # versions between two checkpoints; None saves after each epoch
     emulate: Sequence[float | str] | str | None  # least time of each worker's step: "20ms,80ms"
     overlap: bool  # compute on while the last gradient is under way; local engine only

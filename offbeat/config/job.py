@@ -385,11 +385,14 @@ class Job(AnyJob):
         worker = self.make_worker(store, 0, 1)
         return total_bytes(worker.sender.learn_state().values())
 
-    def tested(self, store: Store) -> nn.Module:
+    def tested(self, store: Store, device: Device = CPU) -> nn.Module:
         """The model with the store's parameters for a while: until a replica computes with it."""
         shared = self.content.shared
-        own = {name: p.detach().clone() for name, p in shared.users.parameters.items()}
-        held = shared.held(own)
+        own = {
+            name: p.detach().to(device.place, copy=True)
+            for name, p in shared.users.parameters.items()
+        }
+        held = shared.held(own, device)
         store.parameters.export_to(own | held.buffers)
         return shared.enter(held)
 

@@ -95,6 +95,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "groups": (_function, "pass a function that takes the model"),
     "collate": (_function, "pass a function that takes a list of samples"),
     "listeners": (_listeners, "pass a list of ob.Listener"),
+    "device": (_is(str, list, tuple), "write 'cuda:0', 'cuda:0,cuda:1', 'auto' or 'cpu'"),
+    "test_device": (_is(str), "write 'cuda:0' or 'cpu'"),
     "out": (_is(str, Path), "name a folder"),
     "token": (_is(str, Path), "name the file that has it, or a variable, as in '$RUN_TOKEN'"),
     "start": (_is(str, Path), "name the folder of a run"),

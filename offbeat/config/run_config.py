@@ -227,6 +227,7 @@ class RunConfig:
     start: str | Path | None = None
     checkpoint_every: int | None = None
     evaluate_every: int | None = None
+    test_device: str | None = None  # where tests are computed
     hash_every: int | None = None
     listeners: Sequence[Listener] = ()
     watch: bool = False

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from offbeat.config.describe import describe
+from offbeat.config.devices import devices_of
 from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig, Simulated
 from offbeat.config.setup import try_step
@@ -104,7 +105,10 @@ def bring_up(config: RunConfig, job: Job) -> ReadyRun:
     metric, evaluator = config.metric, None
     if config.test is not None:
         assert config.loss is not None
-        evaluator = Evaluator(config.test, config.loss, config.collate, metric=metric)
+        device = devices_of(config.test_device, 1).of(0)
+        evaluator = Evaluator(
+            config.test, config.loss, config.collate, metric=metric, device=device
+        )
     _check(config, job)
     described = describe(config, job)
     kept = RunSession.open(config.out, config.resume, described, job)

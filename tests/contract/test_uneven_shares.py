@@ -1,6 +1,7 @@
 """Leases of uneven sizes: a gather is still the large batch, and every sample is applied once."""
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from offbeat.compare import ComparisonPlan, Simulated, compare
 from offbeat.engine.script_hosts import SingleHost
 from offbeat.engine.sim.compute_times import Constant
 from offbeat.errors import CheckpointError, ConfigError
-from offbeat.log.records import Lost, Updated
+from offbeat.log.records import Joined, Lost, Updated
 from tests.cli.common import answers
 from tests.contract.common import (
     CODECS,
@@ -39,6 +40,8 @@ from tests.contract.common import (
     scratch,
     seeds,
 )
+from tests.contract.real import AtStep, Gate, level
+from tests.contract.test_real_faults import KillServer
 from tests.engine.local.test_scripts import SCRIPT, offbeat
 
 answer = answers()
@@ -141,6 +144,36 @@ def test_every_sample_once_whatever_dies_and_a_replay_is_identical(
             out=place / "run",
         )  # fmt: skip
         check_run(place / "run", what)
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"), [("local", {}), ("hosts", {}), ("local", {"layout": "pp=2"})]
+)
+def test_an_emulated_batch_takes_its_share_of_the_time(engine, more):
+    """That of three times as many samples takes three times as long, at the least."""
+    seen, options = Records(), {"emulate": [0.02, 0.02], "workers": 2, "epochs": 1}
+    run(engine, problem(), "bsp", shares=[1, 3], listeners=[seen], **options, **more)
+    parts = [part for record in seen.of(Updated) for part in record.parts]
+    assert {part.samples for part in parts} == {2, 6}
+    for part in parts:
+        assert part.compute > 0.019 * part.samples / 4
+
+
+def test_a_killed_servers_leases_go_out_again_whatever_their_size(local_only, tmp_path):
+    """What had been handed out by then is known from the log alone: nothing was saved before.
+
+    Workers wait in their seventh step until it is dead, so that it does not finish before.
+    """
+    gate, seen, out = Gate(), Records(), tmp_path / "run"
+    what = problem(samples=90)
+    acts = {(worker, 7): gate.wait for worker in range(2)}
+    what = level(local_only, what._replace(loss=AtStep(what.loss, acts)), 2)
+    run(
+        local_only, what, "bsp", workers=2, shares=[1, 3], checkpoint_every=1000, out=out,
+        listeners=[KillServer(3, gate), seen],
+    )  # fmt: skip
+    check_run(out, what)
+    assert Counter(record.worker for record in seen.of(Joined)) == {0: 2, 1: 2}
 
 
 def test_overlapped_steps_replay_too(local_only, tmp_path):

@@ -77,6 +77,22 @@ def on_device(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
 
+def all_on_device(output: Tensor, target: Tensor) -> Tensor:
+    """The same where tests are made there too."""
+    assert output.device == target.device == torch.device(DEVICE)
+    return F.cross_entropy(output, target)
+
+
+def tested(**how: Any) -> None:
+    """Tests on the device find what they find on the CPU."""
+    how |= {"discipline": "bsp", "test": data()}
+    there = train(DEVICE, loss=all_on_device, test_device=DEVICE, **how)
+    here = train(None, **how)
+    one, other = there.history.tests[-1], here.history.tests[-1]
+    assert (one.loss, one.accuracy) == (other.loss, other.accuracy)
+    same(there.model, here.model)
+
+
 def train(
     device: str | None, model: nn.Module | None = None, loss: Any = None, **how: Any
 ) -> ob.Run:
@@ -129,7 +145,7 @@ def local_runs() -> None:
     compare(Wide, workers=2, discipline="bsp", epochs=1, via="allreduce")
     compare(workers=1, discipline="asp")
     compare(workers=1, discipline="average:2", optimizer=ADAM, nonfinite="skip", codec="bf16")
-    compare(workers=1, discipline="bsp", test=data())
+    tested(workers=1)
     compare(Blocks, workers=1, discipline="local:2", layout="pp=2", verify=True)
     compare(Blocks, workers=1, discipline="bsp", layout="tp=2")
     with tempfile.TemporaryDirectory() as place:
@@ -160,6 +176,7 @@ def simulated_runs() -> None:
         {"discipline": "easgd:2", "codec": "int8"},
         {"discipline": "gossip", "test": data(), "policies": {"norm.*": "local"}},
     ]
+    tested(cluster=UNEVEN)
     for how in settings:
         compare(cluster=UNEVEN, **how)
     compare(Blocks, cluster=UNEVEN, discipline="easgd:2", layout="pp=2")

@@ -357,7 +357,9 @@ class Roles:
 
     def test(self, wire: socket.socket) -> None:
         assert self.evaluator is not None
-        model = self.content.model
+        model, device = self.content.model, self.evaluator.device
+        device.enter()
+        device.move(model)
         while wire.recv(16):
             found = self.evaluator(self.tested_into(model), self.shared.tester.turn)
             # Before it says so: the server may have no time to hear it, or ask for the next one.
