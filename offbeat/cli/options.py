@@ -118,6 +118,16 @@ Shares = Annotated[
 ]
 Epochs = Annotated[int | None, _in(TRAINING, "Passes over the data, 1 unless given.")]
 Rate = Annotated[float | None, _in(TRAINING, "Learning rate; else the task's own.")]
+
+
+class Via(StrEnum):
+    STORE = "store"
+    ALLREDUCE = "allreduce"
+
+
+Meeting = Annotated[
+    Via | None, _in(TRAINING, "Where contributions meet: in the store, or among the workers.")
+]
 Codec = Annotated[
     str | None, _in(TRAINING, "Make contributions smaller: bf16, int8, topk:0.01, ...")
 ]
@@ -184,11 +194,6 @@ Json = Annotated[
 class Engine(StrEnum):
     LOCAL = "local"
     SIM = "sim"
-
-
-class Via(StrEnum):
-    STORE = "store"
-    ALLREDUCE = "allreduce"
 
 
 GRID = "Grid"

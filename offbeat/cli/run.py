@@ -11,7 +11,7 @@ import torch
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.options import Via, trackers
+from offbeat.cli.options import trackers
 from offbeat.cli.output import print_json
 from offbeat.cli.playing import Where, blamed, play
 from offbeat.cli.replay import show as show_replay
@@ -79,10 +79,7 @@ def run(
     patience: Annotated[
         float | None, options.training("After so long a silent worker is lost.", "SECONDS")
     ] = None,
-    via: Annotated[
-        Via | None,
-        options.training("Where contributions meet: in the store, or among the workers."),
-    ] = None,
+    via: options.Meeting = None,
     codec: options.Codec = None,
     pull_codec: options.PullCodec = None,
     shards: Annotated[

@@ -68,6 +68,7 @@ def store(
         bool, options.training("Compute on while a gradient is under way.", None, "--overlap")
     ] = False,
     threads: Annotated[int | None, options.training("Of each worker.")] = None,
+    via: options.Meeting = None,
     codec: options.Codec = None,
     pull_codec: options.PullCodec = None,
     shards: Annotated[int | None, options.training("Parts of the store, each a process.")] = None,
