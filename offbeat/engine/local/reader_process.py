@@ -156,10 +156,14 @@ class ReaderProcess:
             main = partial(_serve, theirs, reader, number, count)
             self.child = fork("offbeat reader", main, torch.get_num_threads())
 
-    def read(self, lease: Lease) -> Read:
-        """The batch of `lease`, and where its reading has left the generators."""
-        try:
+    def ask(self, lease: Lease) -> None:
+        """Read this after all that was asked before."""
+        with suppress(ConnectionError):  # whoever takes the batch is told that it is gone
             self.wire.sendall(ASKED.pack(*lease))
+
+    def take(self, lease: Lease) -> Read:
+        """Its batch, and where its reading has left the generators."""
+        try:
             batch, chance = receive(self.wire)
         except (EOFError, ConnectionError):
             with self.ending:
