@@ -18,6 +18,7 @@ from offbeat.config.units import emulated
 from offbeat.data.loader import unpacked
 from offbeat.data.order import Reading
 from offbeat.data.reader import Collate, Reader
+from offbeat.data.stream import open_reader
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError
@@ -205,7 +206,7 @@ class RunConfig:
 
     def reader(self) -> Reader:
         """What makes batches of leases."""
-        return Reader(self.data, self.seed, self.shuffle, self.collate, self.reading)
+        return open_reader(self.data, self.seed, self.shuffle, self.collate, self.reading)
 
 
 # ---------------------------------------------------------------- from keywords

@@ -48,6 +48,7 @@ def make_job(config: RunConfig) -> Job:
         check_hooks(model)
         check_copies(model)
     reader = config.reader()
+    reader.check()
     cut = cut_of(config, reader)
     placement = _placement(config.shards)
     job = Job(

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from offbeat.data.lease import Lease
 from offbeat.data.random_state import RandomState, undisturbed
 from offbeat.data.reader import Reader
+from offbeat.data.stream import StreamReader
 from offbeat.errors import ConfigError, RunError
 
 DRAWS = (
@@ -66,6 +67,7 @@ class Prefetcher(Reader):
         super().__init__(
             reader.dataset, reader.seed, reader.shuffle, reader.collate, reader.reading
         )
+        self.plain = reader
         self.lanes = [_Lane(source) for source in sources or [_Here(self)]]
         self.batches: dict[Lease, Read | Exception] = {}
         self.came = threading.Condition()
@@ -95,7 +97,7 @@ class Prefetcher(Reader):
 
     def read(self, lease: Lease, part: slice = slice(None)) -> Any:
         if part != slice(None) or lease not in self.expected:
-            return super().read(lease, part)
+            return self.plain.read(lease, part)
         start = time.perf_counter()
         with self.came:
             self.depths += len(self.batches)
@@ -140,8 +142,8 @@ class Prefetcher(Reader):
         with self.came:
             alone = self.awaited is not None
         if not alone:
-            return super().read(lease)
-        batch, drawn = _draws(lambda: Reader.read(self, lease))
+            return self.plain.read(lease)
+        batch, drawn = _draws(lambda: self.plain.read(lease))
         if drawn:
             raise RunError(f"batches are read ahead, but {DRAWS}")
         return batch
@@ -206,6 +208,11 @@ def _cannot_draw(data: Any) -> bool:
 
 def check(reader: Reader, batch: int) -> None:
     """Refuse to read ahead, although it was asked for, where the first batch draws."""
+    if isinstance(reader, StreamReader):
+        raise ConfigError(
+            "prefetch=True reads in a thread, and a stream has generators of its own: pass "
+            "DataLoader(stream, num_workers=1), which reads ahead in a process"
+        )
     with undisturbed():
         if _draws(lambda: reader.read(Lease(0, 0, min(batch, len(reader)))))[1]:
             raise ConfigError(f"prefetch=True, but {DRAWS}")

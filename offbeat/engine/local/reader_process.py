@@ -30,6 +30,7 @@ from offbeat.data.lease import Lease
 from offbeat.data.prefetch import AHEAD, Prefetcher, Read, worth_it
 from offbeat.data.random_state import RandomState
 from offbeat.data.reader import Reader, mix
+from offbeat.data.stream import StreamReader
 from offbeat.engine.local.process import fork, startable
 from offbeat.errors import RunError
 
@@ -216,7 +217,11 @@ def processes(job: Job, local: Local | None) -> int:
     numbers = job.content
     if numbers.accumulate > 1 or numbers.cut is not None:
         return 0  # a step reads in parts, or each process of a replica for itself
-    return 0 if local is not None and local.prefetch is False else numbers.reader.reading.processes
+    if local is not None and local.prefetch is False:
+        return 0
+    found = numbers.reader.reading.processes
+    # A stream is read forward, from its beginning: one reads it for a worker.
+    return min(1, found) if isinstance(numbers.reader, StreamReader) else found
 
 
 def leases_ahead(job: Job, local: Local | None) -> int:
