@@ -13,7 +13,7 @@ from offbeat.codec import Codec
 from offbeat.config.checks import at_least, one_of
 from offbeat.config.job import Job
 from offbeat.config.keywords import check_kinds, check_names
-from offbeat.config.task import Metric, OptimizerFactory, check_metric
+from offbeat.config.task import Metrics, OptimizerFactory, check_metric
 from offbeat.config.units import emulated
 from offbeat.data.loader import unpacked
 from offbeat.data.order import Reading
@@ -161,7 +161,7 @@ class RunConfig:
     drop_last: bool = False
     seed: int = 0
     test: Dataset[Any] | DataLoader[Any] | None = None
-    metric: Metric | None = None
+    metric: Metrics = None
 
     # How its workers keep step.
     discipline: Discipline | str = "bsp"

@@ -14,6 +14,7 @@ from offbeat.config.describe import describe
 from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig, Simulated
 from offbeat.config.setup import try_step
+from offbeat.config.task import metrics_of
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.plan import check
 from offbeat.engine.local.roles import Beginning, Roles
@@ -100,15 +101,15 @@ class ReadyRun:
 
 def bring_up(config: RunConfig, job: Job) -> ReadyRun:
     """Everything up to the first step; what cannot work is refused before anything is written."""
-    metric, evaluator = config.metric, None
+    metrics, evaluator = metrics_of(config.metric), None
     if config.test is not None:
         assert config.loss is not None
-        evaluator = Evaluator(config.test, config.loss, config.collate, metric=metric)
+        evaluator = Evaluator(config.test, config.loss, config.collate, metrics=metrics)
     _check(config, job)
     described = describe(config, job)
     kept = RunSession.open(config.out, config.resume, described, job)
     try:
-        tally = Tally(job.workers, metric=Judged(**metric.described()) if metric else None)
+        tally = Tally(job.workers, metric=Judged(**metrics[0].described()) if metrics else None)
         kept.recount(tally)
         for listener in config.listeners:
             listener.describe(described, tally.samples)

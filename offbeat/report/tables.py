@@ -137,6 +137,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.metric is not None:
         rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))
+    for name, value in summary.metrics.items():
+        rows.append((name, "no number" if value is None else f"{value:.4g} on the test set"))
     if summary.accuracy is not None:
         rows.append(("accuracy", f"{percent(summary.accuracy)} on the test set"))
     if summary.loss is not None:
