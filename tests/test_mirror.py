@@ -53,6 +53,7 @@ ELSEWHERE = {
     "engine/local/sharded_parameters.py": "contract/test_shards.py",
     "engine/local/shared_memory.py": "transport/test_memory.py",
     "engine/local/single.py": "cli/test_run.py",
+    "engine/local/split_worker.py": "engine/local/test_replica_group.py",
     "engine/local/torchrun.py": "engine/local/test_rendezvous.py",
     "engine/local/verify.py": "contract/test_layouts.py",
     "engine/run_session.py": "contract/test_locked.py",

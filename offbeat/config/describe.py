@@ -56,6 +56,7 @@ def describe_job(config: RunConfig, job: Job) -> dict[str, Any]:
         "shuffle": numbers.reader.shuffle,
         "order": _order_text(numbers.reader.reading),
         "drop_last": job.drop_last,
+        "shares": job.shares.told or None,
         "shards": count(numbers.placement),
         "optimizer": describe_optimizer(config.optimizer),
         "schedule": _describe_schedule(numbers),
@@ -160,6 +161,7 @@ class Recorded(msgspec.Struct):
     threads: Threads = 1
     overlap: bool = False
     drop_last: bool = False
+    shares: str | None = None
     numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
     constrain: Any = None
 

@@ -18,6 +18,7 @@ from offbeat.config.units import emulated
 from offbeat.data.loader import unpacked
 from offbeat.data.order import Reading
 from offbeat.data.reader import Collate, Reader
+from offbeat.data.shares import Shares
 from offbeat.data.stream import open_reader
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
@@ -166,6 +167,7 @@ class RunConfig:
     # How its workers keep step.
     discipline: Discipline | str = "bsp"
     workers: int = USUAL
+    shares: Shares | str | Sequence[float] | None = None
     layout: Layout | str | None = None
     codec: Codec | str | None = None
     pull_codec: Codec | str | None = None
@@ -238,6 +240,7 @@ class Options(TypedDict, total=False):
     collate: Collate | None
     shuffle: bool
     drop_last: bool  # leave out the samples at the end of an epoch that make no whole batch
+    shares: Shares | str | Sequence[float] | None  # of a round's samples: "speed", or "1,2,4"
     nonfinite: Literal["stop", "skip"]
     hash_every: int | None  # versions between two hashes in the log; None: more for large models
     layout: Layout | str | None  # how each replica is split over processes: "pp=2"

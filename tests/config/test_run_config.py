@@ -129,6 +129,7 @@ def test_a_folder_says_where_it_ran_and_what_it_came_from(
     always = {"discipline", "workers", "batch_size", "accumulate", "epochs", "seed", "codec"}
     always |= {"pull_codec"}
     always |= {"nonfinite", "hash_every", "numerics", "shuffle", "order", "drop_last", "shards"}
+    always |= {"shares"}
     always |= {"optimizer", "schedule", "clip", "constrain", "policies", "layout", "model"}
     assert {*told} == always | keys | {"samples", "engine", "origin"}
     assert told["origin"] == {"loop": "train.py"}

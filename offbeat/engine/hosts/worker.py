@@ -36,7 +36,7 @@ from offbeat.transport.handshake import AskTerms, Enter, Terms, ask
 from offbeat.transport.link import RunOver, RunStopped, StoreGone
 from offbeat.transport.tcp_link import DialedStore, MeetingLink, TcpLink
 from offbeat.worker.client import StoreClient, ignore
-from offbeat.worker.worker import Worker
+from offbeat.worker.worker import ScriptStep, Worker
 
 TELL = 2000  # letters of a difference
 
@@ -108,7 +108,7 @@ class HostWorker:
         self.store = job.make_store(Log())  # workers are made of it
         reader = prefetcher(job, engine)
         announce = ignore if reader is None else reader.announce
-        least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
+        least = job.least_time(engine.emulate[max(0, maker.number)] if engine.emulate else 0.0)
         settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
         client: StoreClient
         if isinstance(self.link, MeetingLink):
@@ -181,8 +181,8 @@ class HostParticipant(LoopParticipant):
         except RunOver as over:
             self._too_late(over)
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
-        found = super().done(lease, loss, last)
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
+        found = super().done(lease, step, last)
         if not self.stepped:
             self.stepped = True
             self.tell(self.rank)

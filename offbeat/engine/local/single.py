@@ -28,6 +28,7 @@ from offbeat.transport.direct import DirectLink, DirectPort
 from offbeat.transport.link import RunOver
 from offbeat.worker.client import StoreClient, ignore
 from offbeat.worker.loop import Loop
+from offbeat.worker.worker import ScriptStep
 
 
 class SingleServer(Server):
@@ -120,9 +121,9 @@ class SingleParticipant(LoopParticipant):
         self._rest()
         return lease
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
         self.resting = False
-        following = super().done(lease, loss, last)
+        following = super().done(lease, step, last)
         self.resting = False  # a checkpoint is not written by halves
         if self.result is None:
             self.session.between(self.now(), self._snapshot)
