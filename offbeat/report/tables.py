@@ -298,6 +298,8 @@ def overlap_line(overlap: dict[str, float]) -> str:
     words = []
     if "input_queue" in overlap:
         words.append(f"{overlap['input_queue']:.1f} batches ready on average")
+    if "output_queue" in overlap:
+        words.append(f"{overlap['output_queue']:.1f} contributions under way")
     for name, key in (("reading", "reading_hidden"), ("exchange", "exchange_hidden")):
         if key in overlap:
             words.append(f"{share(overlap[key])} of {name} hidden")
