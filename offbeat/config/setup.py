@@ -51,6 +51,7 @@ def make_job(config: RunConfig) -> Job:
         check_hooks(model)
         check_copies(model)
     reader = config.reader()
+    reader.check()
     shares = as_shares(config.shares)
     shares.check(discipline, config.workers)
     if shares.uneven and makes_batches(reader):
