@@ -201,18 +201,20 @@ class Member:
 
     def batches(
         self,
-        dataset: Dataset[Any],
-        batch_size: int = 32,
+        dataset: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = None,
         *,
         epochs: int = 1,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         collate: Collate | None = None,
-        drop_last: bool = False,
+        drop_last: bool | None = None,
     ) -> "Batches":
         """This worker's share of all batches of all epochs; each is followed by one step.
 
         A single loop over them is all epochs; `for epoch in batches.epochs()` makes it one loop
-        for each. With `drop_last` an epoch ends with its last whole batch.
+        for each. A `DataLoader` says the rest itself; of a dataset, samples are shuffled
+        (`shuffle`) and batches have 32 (`batch_size`). With `drop_last` an epoch ends with its
+        last whole batch.
         """
         if self._seat is not None:
             raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")
@@ -222,11 +224,6 @@ class Member:
             raise ConfigError(
                 "batches before optimizer: write "
                 "optimizer = run.optimizer(partial(torch.optim.SGD, lr=0.1)) first"
-            )
-        if isinstance(dataset, DataLoader):
-            raise ConfigError(
-                "batches takes the dataset and not a DataLoader: write "
-                "run.batches(loader.dataset, batch_size=32), with collate= if you have one"
             )
         self._trained = Trained(self._model)
         said: dict[str, Any] = {
@@ -442,9 +439,8 @@ class Batches(Iterator[Any]):
     def __len__(self) -> int:
         """Batches of an epoch, of all workers together."""
         config = self._config
-        samples: int = len(config.data)  # type: ignore[arg-type]
         rest = 0 if config.drop_last else config.batch_size - 1
-        return (samples + rest) // config.batch_size
+        return (len(config.reader()) + rest) // config.batch_size
 
     def __next__(self) -> Any:
         return next(self._flow)

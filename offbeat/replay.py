@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.config.describe import (
     Recorded,
@@ -23,6 +23,7 @@ from offbeat.config.run_config import Options, RunConfig
 from offbeat.config.setup import make_job
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
+from offbeat.data.loader import unpacked
 from offbeat.engine.session import fixed_arithmetic
 from offbeat.errors import CheckpointError, ReplayMismatch
 from offbeat.folder.checkpoint import RunFolder, model_tensors
@@ -82,7 +83,7 @@ class Replay:
 def replay(
     folder: str | Path,
     model: nn.Module,
-    data: Dataset[Any],
+    data: Dataset[Any] | DataLoader[Any],
     loss: Loss,
     *,
     optimizer: OptimizerFactory | None = None,
@@ -148,7 +149,8 @@ def _config(told: Recorded, code: Mapping[str, Any], options: Mapping[str, Any])
         *("codec", "pull_codec"),
         *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "constrain"),
     )
-    return RunConfig(**{name: getattr(told, name) for name in named} | {**code, **options})
+    settings = {name: getattr(told, name) for name in named}
+    return RunConfig(**unpacked(settings | {**code, **options}))
 
 
 def _with_layout(config: RunConfig, layout: str | None) -> Job:

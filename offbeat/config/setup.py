@@ -47,7 +47,7 @@ def make_job(config: RunConfig) -> Job:
     if config.layout is not None:
         check_hooks(model)
         check_copies(model)
-    reader = Reader(config.data, config.seed, config.shuffle, config.collate)
+    reader = config.reader()
     cut = cut_of(config, reader)
     placement = _placement(config.shards)
     job = Job(

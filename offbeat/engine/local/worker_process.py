@@ -93,4 +93,5 @@ class WorkerProcess:
                 figures["exchange_hidden"] = self.loop.hidden / self.loop.flying
         if self.reader is not None:
             figures |= self.reader.figures()
+            self.reader.close()
         self.client.bye(figures | self.leave())

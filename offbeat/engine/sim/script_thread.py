@@ -100,7 +100,7 @@ class ScriptThread:
         if self.config is not None:
             raise ConfigError("a script joins one run: use one ob.join() and one loop")
         self.config = config
-        self.reader = Reader(config.data, config.seed, config.shuffle, config.collate)
+        self.reader = config.reader()
         self.lease = self._hand_back()
         return self
 
