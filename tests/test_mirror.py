@@ -16,6 +16,7 @@ WHOLES = {
     "discipline/test_nobody_asks.py": "reads the source of all packages",
     "transport/test_contract.py": "runs over every transport",
     "test_benchmarks.py": "tests benchmarks/",
+    "test_coming_from.py": "runs examples/coming_from/",
     "test_construction.py": "reads the source of all packages",
     "test_docs.py": "runs the documentation",
     "test_imports.py": "reads the source of all packages",
