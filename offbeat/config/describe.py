@@ -11,7 +11,8 @@ import torch
 from offbeat import optim
 from offbeat.config.job import NUMERICS, Job, Training
 from offbeat.config.run_config import RunConfig
-from offbeat.config.task import OptimizerFactory
+from offbeat.config.task import OptimizerFactory, metrics_of
+from offbeat.data.order import Reading
 from offbeat.errors import CheckpointError
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.model.table import count, fingerprint
@@ -29,8 +30,12 @@ def describe(config: RunConfig, job: Job) -> dict[str, Any]:
     """All that run.json says of a run."""
     told = describe_job(config, job) | config.engine.described(job)
     told["origin"] = dict(config.origin)
+    told["device"] = str(job.content.devices)  # for whoever reads it: a run may go on elsewhere
     if config.loss is not None:  # of a script only its own code knows a score
-        told["metric"] = config.metric and config.metric.described()
+        metrics = [metric.described() for metric in metrics_of(config.metric)]
+        told["metric"] = metrics[0] if metrics else None
+        if metrics[1:]:
+            told["metrics"] = metrics[1:]
     return told
 
 
@@ -50,7 +55,9 @@ def describe_job(config: RunConfig, job: Job) -> dict[str, Any]:
         "hash_every": job.hash_every,
         "numerics": job.numerics,
         "shuffle": numbers.reader.shuffle,
+        "order": _order_text(numbers.reader.reading),
         "drop_last": job.drop_last,
+        "shares": job.shares.told or None,
         "shards": count(numbers.placement),
         "optimizer": describe_optimizer(config.optimizer),
         "schedule": _describe_schedule(numbers),
@@ -70,12 +77,17 @@ def sketch(config: RunConfig) -> dict[str, Any]:
         "model": fingerprint(config.model),
         "batch_size": config.batch_size,
         "epochs": config.epochs,
-        "samples": len(config.data),  # type: ignore[arg-type]
+        "samples": len(config.reader()),
         "shuffle": config.shuffle,
+        "order": _order_text(config.reading),
         "drop_last": config.drop_last,
         "optimizer": describe_optimizer(config.optimizer),
         "constrain": [str(one) for one in constraints] or None,
     }
+
+
+def _order_text(reading: Reading) -> str | None:
+    return None if reading.order is None else str(reading.order)
 
 
 def _users_rule(numbers: Training) -> Recipe:
@@ -150,6 +162,7 @@ class Recorded(msgspec.Struct):
     threads: Threads = 1
     overlap: bool = False
     drop_last: bool = False
+    shares: str | None = None
     numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
     constrain: Any = None
 

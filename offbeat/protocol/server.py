@@ -393,6 +393,7 @@ class ServerProtocol:
         one = self.settings.ahead is None and held is not None
         leases = self._top_up(worker, snapshot.steps, int(one))
         go = Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited)
+        go.progress = snapshot.progress
         if self.early:
             go.before = max(0.0, self.now - self.early.pop(worker, self.now))
         return go, snapshot

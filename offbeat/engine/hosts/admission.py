@@ -248,7 +248,12 @@ class NetworkAcceptor(Acceptor):
         return min(free, key=lambda number: (number in met, number), default=None)
 
     def _may_be_free_soon(self, request: Enter, workers: int) -> bool:
-        """Whether a place is kept for one that is out of reach, and may be who asks now."""
+        """Whether a place is kept for one that is out of reach, and may be who asks now.
+
+        Who comes instead of one that is gone waits until it is: whoever said so may be wrong.
+        """
+        if request.instead and request.insists and 0 <= request.number < workers:
+            return True
         wanted = [request.number] if request.insists else range(workers)
         links = [self.port.way(number) for number in wanted]
         return any(link is not None and link.broken for link in links)

@@ -115,6 +115,7 @@ class Simulation:
             ComputeTimes(machine.compute, job.seed, number)
             for number, machine in enumerate(cluster.machines)
         ]
+        self.overheads = [machine.overhead for machine in cluster.machines]
         updater = job.updater_bytes(store)
         self.push_bytes = job.push_bytes(store) + updater
         self.pull_bytes = job.pull_bytes(store)
@@ -208,7 +209,7 @@ class Simulation:
         agent.token += 1
         agent.sequence, agent.alive = 0, True
         agent.silent_until = self.now  # a pause ends with the process that was paused
-        self.workers[number] = self.job.make_worker(self.store, number, message.incarnation)
+        self.workers[number] = self.job.make_worker_here(self.store, number, message.incarnation)
         self._advance(number)
 
     def _advance(self, number: int) -> None:
@@ -219,7 +220,7 @@ class Simulation:
             if cycle.action is COMPUTE:
                 _, start, stop = worker.todo[-1]
                 share = (stop - start) / self.job.batch_size
-                seconds = self.paces[number][agent.step] * share
+                seconds = self.overheads[number] + self.paces[number][agent.step] * share
                 agent.step += 1
                 agent.timing.compute += seconds
                 self._plan_own(_COMPUTED, number, seconds)
