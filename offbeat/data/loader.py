@@ -97,6 +97,12 @@ def taken(loader: DataLoader[Any]) -> dict[str, Any]:
     return found
 
 
+def makes_batches(reader: Reader) -> bool:
+    """Whether a lease has to be one batch as the data has it, and cannot be another part of it."""
+    own = isinstance(reader.collate, partial) and reader.collate.func is _only
+    return own or (reader.reading.order is not None and reader.reading.order.size is not None)
+
+
 def _only(convert: Any, items: list[Any]) -> Any:
     return convert(items[0])
 
