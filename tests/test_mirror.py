@@ -56,6 +56,7 @@ ELSEWHERE = {
     "engine/local/torchrun.py": "engine/local/test_rendezvous.py",
     "engine/local/verify.py": "contract/test_layouts.py",
     "engine/local/worker_process.py": "engine/local/test_launcher.py",
+    "engine/ray/actor.py": "engine/ray/test_launcher.py",
     "engine/run_session.py": "contract/test_locked.py",
     "engine/script.py": "test_join.py",
     "engine/script_hosts.py": "test_join.py",

@@ -43,7 +43,6 @@ class StoreHost:
     def settle(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         mine = {"workers": self.workers, "engine": Hosts(begin=self.begin)}
         mine["listeners"] = (*self.listeners, *given.get("listeners", ()))
-        mine["device"] = None  # nothing is computed here
         return {**given, **self.asked, **mine}
 
     def participant(self, config: RunConfig) -> Participant:
@@ -94,12 +93,15 @@ class WorkHost:
         if self.entered is not None:
             raise ConfigError("a script joins one run: use one ob.join() and one loop")
         assert self.terms is not None
-        number, instead = self.place.number, self.place.instead
-        entering = Entering(self.dialer, self.terms.sketch, number, instead)
+        entering = self.entering(self.terms.sketch)
         self.entered = HostParticipant(config, entering, self.script, self.place.tell)
         self.rank = self.entered.rank
         self.place.tell(self.rank)
         return self.entered
+
+    def entering(self, sketch: Mapping[str, object]) -> Entering:
+        """Which worker it would like to be."""
+        return Entering(self.dialer, sketch, self.place.number, self.place.instead)
 
     def ended(self, error: BaseException | None) -> bool:
         """The script is through, or has failed; whether it has taken part."""
