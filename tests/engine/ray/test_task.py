@@ -11,7 +11,7 @@ from tests.contract.common import SGD, asked, problem
 # Of the launcher alone: where, what is kept, who sees it; and what does not go over a network.
 KEPT = {
     *("test", "metric", "layout", "engine", "verify", "token", "out", "resume", "start"),
-    *("checkpoint_every", "evaluate_every", "listeners", "watch", "origin"),
+    *("checkpoint_every", "evaluate_every", "test_device", "listeners", "watch", "origin"),
 }
 
 
