@@ -11,9 +11,9 @@ from offbeat import codec as codecs
 from offbeat.codec import Codec
 from offbeat.config.checks import at_least
 from offbeat.config.describe import numerics_of
-from offbeat.config.devices import devices_of
+from offbeat.config.devices import Devices, asked_for, devices_of
 from offbeat.config.job import Job, Training
-from offbeat.config.run_config import Local, RunConfig
+from offbeat.config.run_config import Hosts, Local, RunConfig
 from offbeat.config.trial import apart, check_single_samples, try_batch
 from offbeat.data.loader import makes_batches
 from offbeat.data.reader import Reader
@@ -23,6 +23,7 @@ from offbeat.discipline.named import as_discipline
 from offbeat.errors import ConfigError
 from offbeat.model import objective
 from offbeat.model.checks import check_copies, check_hooks, check_mode, check_model, check_sparse
+from offbeat.model.device import CPU
 from offbeat.model.objective import BatchLoss
 from offbeat.model.table import ByCount, BySize, ByWeight, Placement, Staged, count, total_bytes
 from offbeat.rules.constraint import constraints_of, refuse_rows
@@ -71,7 +72,7 @@ def make_job(config: RunConfig) -> Job:
             config.policies,
             accumulate,
             cut,
-            devices_of(config.device, config.workers, 1 if cut is None else _each(cut)),
+            _devices(config, cut),
         ),
         discipline,
         config.workers,
@@ -94,11 +95,14 @@ def make_job(config: RunConfig) -> Job:
     return job
 
 
-def try_step(job: Job) -> None:
-    """Try one step of a worker, and refuse what would come out otherwise than in PyTorch."""
+def try_step(job: Job, here: bool = True) -> None:
+    """Try one step of a worker, and refuse what would come out otherwise than in PyTorch.
+
+    Workers that compute on other machines have their devices there, and not `here`.
+    """
     numbers = job.content
     size = min(job.batch_size // numbers.accumulate, job.samples)
-    device = numbers.devices.of(0)
+    device = numbers.devices.of(0) if here else CPU
     found = try_batch(numbers.model, numbers.reader, numbers.loss, size, device)
     if numbers.cut is not None and found.reads:
         raise ConfigError(
@@ -139,9 +143,10 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
     return cut
 
 
-def _each(cut: Cut) -> int:
-    """The processes of a worker."""
-    return cut.layout.pp * cut.layout.tp
+def _devices(config: RunConfig, cut: Cut | None) -> Devices:
+    elsewhere = isinstance(config.engine, Hosts)
+    each = 1 if cut is None else cut.layout.pp * cut.layout.tp
+    return (asked_for if elsewhere else devices_of)(config.device, config.workers, each)
 
 
 def _check_devices(job: Job) -> None:

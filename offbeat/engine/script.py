@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from offbeat.config.devices import Devices, named
+from offbeat.config.devices import named
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import RunConfig, configure
 from offbeat.config.setup import make_job
@@ -52,7 +52,7 @@ def script_job(config: RunConfig) -> Job:
     # Stages are made of the model while the script holds the front.
     check_hooks(config.model)
     check_copies(config.model)
-    if Devices(named(config.device)).kinds:
+    if {*named(config.device)} != {"cpu"}:
         raise ConfigError(
             "a script holds a split model where its stages look for it, which is on the CPU: pass "
             "the model to ob.train with layout and device, or leave one of them out"

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 import offbeat as ob
 from offbeat.cli import main
+from offbeat.config.run_config import Hosts
 from offbeat.errors import ConfigError
 from offbeat.model import gradient_stream
 from tests import standin
@@ -80,6 +81,13 @@ def on_device(output: Tensor, target: Tensor) -> Tensor:
 def all_on_device(output: Tensor, target: Tensor) -> Tensor:
     """The same where tests are made there too."""
     assert output.device == target.device == torch.device(DEVICE)
+    return F.cross_entropy(output, target)
+
+
+def on_device_elsewhere(output: Tensor, target: Tensor) -> Tensor:
+    """What is tried before a run is on the CPU where workers are on hosts of their own."""
+    trial = Path("/proc/self/comm").read_text().startswith("offbeat trial")
+    assert output.device == target.device == torch.device("cpu" if trial else DEVICE)
     return F.cross_entropy(output, target)
 
 
@@ -146,6 +154,9 @@ def local_runs() -> None:
     compare(workers=1, discipline="asp")
     compare(workers=1, discipline="average:2", optimizer=ADAM, nonfinite="skip", codec="bf16")
     tested(workers=1)
+    over_tcp = {"workers": 1, "discipline": "easgd:2", "engine": Hosts(), "codec": "int8"}
+    there = train(DEVICE, loss=on_device_elsewhere, **over_tcp)
+    same(there.model, train(None, **over_tcp).model)
     compare(Blocks, workers=1, discipline="local:2", layout="pp=2", verify=True)
     compare(Blocks, workers=1, discipline="bsp", layout="tp=2")
     with tempfile.TemporaryDirectory() as place:
