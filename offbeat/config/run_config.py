@@ -51,6 +51,7 @@ class Local:
     overlap: bool = False
     prefetch: bool | None = None  # read ahead in a thread; True: the dataset never draws
     via: str = "store"  # how contributions meet: in a store, or "allreduce", among the workers
+    backup: Literal["auto", False] = "auto"  # a second copy of a store that images cannot keep
 
     name: ClassVar[str] = "local"
 
@@ -64,6 +65,11 @@ class Local:
                 "write patience=30"
             )
         one_of("via", self.via, VIA)
+        if self.backup not in ("auto", False):
+            raise ConfigError(
+                f"backup is 'auto' or False, not {self.backup!r}: with 'auto' a store that is "
+                "killed loses nothing, with False it may go back to its last checkpoint"
+            )
 
     def described(self, job: Job) -> dict[str, Any]:
         """What a run folder says of this engine: all that replay and resuming depend on."""

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from offbeat.engine.intervals import Due, Intervals
 from offbeat.engine.local import launcher_messages as orders
+from offbeat.engine.local.backup_process import BackupWire
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.dispatch import Around, Dispatcher, Listen, local_receivers, nothing
 from offbeat.engine.local.launcher_messages import (
+    BackupFollows,
     CheckpointBegun,
     CheckpointSaved,
     Halt,
@@ -29,9 +31,9 @@ from offbeat.engine.local.launcher_messages import (
 from offbeat.engine.local.shared_memory import Counts, SharedMemory
 from offbeat.engine.local.watchdog import FILES, LOOKS, WORKING
 from offbeat.engine.server import Server
-from offbeat.engine.spawn import TESTER
+from offbeat.engine.spawn import BACKUP, TESTER
 from offbeat.folder.checkpoint import Others, nobody
-from offbeat.log.records import Ended, Entry, Evaluated
+from offbeat.log.records import Ended, Entry, Evaluated, Updated
 from offbeat.model.table import under
 from offbeat.protocol.server import ServerProtocol
 from offbeat.store.recovery import fold
@@ -57,12 +59,17 @@ class CheckpointTarget(Protocol):
 
 @dataclass(frozen=True)
 class CrashState:
-    """What a server that was killed had done since its last checkpoint, and all it had learnt."""
+    """What a server that was killed had done since its last checkpoint, and all it had learnt.
+
+    Its last update may not have come to be `recorded`.
+    """
 
     version: int
     records: list[Entry]
     length: int  # of its log
     tensors: dict[str, Tensor]
+    meta: dict[str, Any] | None = None  # of the parameters, if more is known than their tensors
+    unrecorded: Updated | None = None
 
 
 class LogRelay:
@@ -124,6 +131,7 @@ class ServerParts:
     cpu: CpuPolicy = CpuPolicy()  # noqa: RUF009
     listen: Listen = local_receivers
     acceptor: Acceptor = Acceptor()  # noqa: RUF009
+    backup: BackupWire | None = None
 
 
 class ServerProcess:
@@ -132,7 +140,8 @@ class ServerProcess:
     def __init__(self, parts: ServerParts):
         self.store, self.shared, self.protocol = parts.store, parts.shared, parts.protocol
         self.target, self.intervals, self.relay = parts.target, parts.intervals, parts.relay
-        self.others, self.new_log = parts.others, parts.new_log
+        self.others, self.new_log, self.backup = parts.others, parts.new_log, parts.backup
+        self.newcomer: socket.socket | None = None  # the way to a backup that has just come
         self.outbox = parts.relay.outbox
         around = Around(self.store.log.flush, self._dealt_with, parts.spare)
         server = Server(parts.protocol, parts.port, time.monotonic)
@@ -163,6 +172,9 @@ class ServerProcess:
         self.dispatcher.selector.register(wire, selectors.EVENT_READ, order)
 
     def _connect(self, number: int, wire: socket.socket) -> None:
+        if number == BACKUP:
+            self.newcomer = wire
+            return
         if number != TESTER:
             self.dispatcher.connect(number, wire)
             return
@@ -237,7 +249,10 @@ class ServerProcess:
         return self.relay.idle and bool(self.relay.lines or self.store.log.waiting)
 
     def _tend(self) -> None:
-        """Test and save what is due."""
+        """Test and save what is due, and show a new backup what there is."""
+        if self.newcomer is not None and not self.store.keeps_waiting:
+            self._show(self.newcomer)
+            self.newcomer = None
         if (self._test_due() or self._save_due()) and self.dispatcher.server.settle():
             self._test_if_due()
             if self._save_due():
@@ -324,9 +339,8 @@ class ServerProcess:
     # ------------------------------------------------------------ checkpoints
 
     def _save_due(self) -> bool:
-        if self.new_log is not None:  # all is in memory anyway, and only the log grows
-            return self.store.log.size > TAIL
-        return self.due.save()
+        grown = self.new_log is not None and self.store.log.size > TAIL
+        return grown or self.due.save()
 
     def save(self) -> None:
         """Write a checkpoint; parameters that are not finite are never saved over good ones."""
@@ -352,6 +366,17 @@ class ServerProcess:
             store.log.switch(self.new_log())
         self.outbox.put(CheckpointSaved())
 
+    def _show(self, newcomer: socket.socket) -> None:
+        """From here on nobody is answered before this backup has what the answer is about."""
+        assert self.backup is not None
+        parameters = self.store.parameters
+        tensors = {f"store/{name}": t for name, t in parameters.state().items()}
+        sign = self.shared.server
+        before, sign.about = sign.about, FILES
+        self.backup.begin(newcomer, self.store.version, tensors, parameters.meta(), self.others)
+        sign.about = before
+        self.outbox.put(BackupFollows())
+
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Take the store as it was at a checkpoint."""
         store = self.store
@@ -366,14 +391,25 @@ class ServerProcess:
         if crash is None:
             store.vacate(self.time())
         else:
-            store.parameters.load(crash.tensors, store.parameters.meta())
+            store.parameters.load(crash.tensors, crash.meta or store.parameters.meta())
             run_time = self.protocol.run_time
             run_time.start = max([run_time.start, *(r.time for r in crash.records)])
-            fold(store, crash.records, self.time())
+            fold(store, [*crash.records, *self._recorded(crash)], self.time())
             tests = [r for r in crash.records if isinstance(r, Evaluated)]
             if tests and self.intervals.test is not None:
                 self.due.tested(tests[-1].samples)
         self._count()
+
+    def _recorded(self, crash: CrashState) -> list[Updated]:
+        """Write down what its backup knows of a server that had no time to."""
+        record = crash.unrecorded
+        if record is None:
+            return []
+        record.time = self.time()
+        if self.store.hashed(record.version):
+            record.hash = self.store.parameters.digest()
+        self.store.log.write(record)
+        return [record]
 
     def _count(self) -> None:
         """Tell those who watch, and the scripts that go on after the end."""

@@ -14,7 +14,8 @@ from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.engine.bring_up import ReadyRun, bring_up
 from offbeat.engine.intervals import Intervals
-from offbeat.engine.local.launcher import Launcher, write_run
+from offbeat.engine.local.launcher import Launcher
+from offbeat.engine.local.outcome import write_run
 from offbeat.engine.local.process import Child, fork
 from offbeat.engine.local.rendezvous import RankCandidate, Rendezvous, RendezvousClient, gone
 from offbeat.engine.local.roles import Roles
