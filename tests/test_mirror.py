@@ -43,6 +43,7 @@ ELSEWHERE = {
     "engine/hosts/doctor.py": "cli/test_store.py",
     "engine/hosts/torchrun.py": "test_join.py",
     "engine/local/launcher_messages.py": "engine/local/test_launcher.py",
+    "engine/local/outcome.py": "engine/local/test_launcher.py",
     "engine/local/pipeline_group.py": "contract/test_layouts.py",
     "engine/local/private_folder.py": "engine/local/test_rendezvous.py",
     "engine/local/roles.py": "engine/local/test_launcher.py",

@@ -65,9 +65,10 @@ class Local:
                 "write patience=30"
             )
         one_of("via", self.via, VIA)
-        if self.backup not in ("auto", False):
+        backup: Any = self.backup
+        if backup is not False and backup != "auto":
             raise ConfigError(
-                f"backup is 'auto' or False, not {self.backup!r}: with 'auto' a store that is "
+                f"backup must be 'auto' or False, not {backup!r}: with 'auto' a store that is "
                 "killed loses nothing, with False it may go back to its last checkpoint"
             )
 

@@ -89,10 +89,10 @@ class BackupWire:
     def wait(self) -> None:
         if self.wire is None:
             return
-        before, self.sign.about = self.sign.about, FILES
-        if not self.packets.receive(self.wire):
+        with self.sign.at(FILES):
+            gone = not self.packets.receive(self.wire)
+        if gone:
             self._gone()
-        self.sign.about = before
 
     def _gone(self) -> None:
         """The launcher notices too, and sends another."""

@@ -25,7 +25,6 @@ from offbeat.engine.local.launcher_messages import (
 from offbeat.engine.local.outcome import check_settled, write_run
 from offbeat.engine.local.process import ForkSpawner, Inside, branch, startable
 from offbeat.engine.local.roles import Roles
-from offbeat.engine.local.server_process import CrashState
 from offbeat.engine.local.watchdog import FILES, IDLE, Watchdog
 from offbeat.engine.result import Run, interrupted
 from offbeat.engine.run_session import RunSession, Saved
@@ -45,6 +44,7 @@ from offbeat.errors import RunError
 from offbeat.log.log import Listener, decode
 from offbeat.log.records import Admitted, Entry, Evaluated, Updated
 from offbeat.report.summary import Tally
+from offbeat.store.recovery import CrashState
 
 PAUSE = 0.5  # seconds after which a display is told that nothing happens
 PIECE = 8  # records that the launcher looks at in one go

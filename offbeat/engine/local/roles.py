@@ -30,7 +30,7 @@ from offbeat.engine.local.memory_checkpoint import MemoryCheckpoint
 from offbeat.engine.local.plan import check, memory_plan, under_way
 from offbeat.engine.local.process import compute_steadily, send_helpers_home
 from offbeat.engine.local.script_group import ScriptSplitWorker
-from offbeat.engine.local.server_process import CrashState, LogRelay, ServerParts, ServerProcess
+from offbeat.engine.local.server_process import LogRelay, ServerParts, ServerProcess
 from offbeat.engine.local.shard_process import ShardProcess
 from offbeat.engine.local.sharded_parameters import (
     FollowedShards,
@@ -54,7 +54,7 @@ from offbeat.protocol.round import Copies
 from offbeat.protocol.server import ServerProtocol, ServerSettings
 from offbeat.store.followed import FollowedGossip, FollowedParameters
 from offbeat.store.parameters import Parameters, named_tensors
-from offbeat.store.recovery import last_version
+from offbeat.store.recovery import CrashState, beside, last_version
 from offbeat.store.store import Store, Witness
 from offbeat.store.worker_held import WorkerCopies, WorkerCopy, WorkerHeldParameters
 from offbeat.transport.allreduce_client import AllreduceClient
@@ -355,10 +355,7 @@ class Roles:
             update = Updated(0.0, handed.version, handed.parts, handed.rate)
             tensors, meta = self.backup.backup.load()
             found = CrashState(handed.version, records, length, tensors, meta, update)
-        if found is None or found.version not in (version, version + 1):
-            return None
-        last = found.unrecorded if found.version > version else None
-        return replace(found, records=records, length=length, unrecorded=last)
+        return None if found is None else beside(found, records, length, version)
 
     # ------------------------------------------------------------ a backup
 

@@ -33,10 +33,10 @@ from offbeat.engine.local.watchdog import FILES, LOOKS, WORKING
 from offbeat.engine.server import Server
 from offbeat.engine.spawn import BACKUP, TESTER
 from offbeat.folder.checkpoint import Others, nobody
-from offbeat.log.records import Ended, Entry, Evaluated, Updated
+from offbeat.log.records import Ended, Evaluated
 from offbeat.model.table import under
 from offbeat.protocol.server import ServerProtocol
-from offbeat.store.recovery import fold
+from offbeat.store.recovery import CrashState, revive
 from offbeat.store.store import Store
 from offbeat.transport.link import ConnectedPort
 
@@ -55,21 +55,6 @@ class CheckpointTarget(Protocol):
         others: Others = nobody,
     ) -> None:
         """Write one beside the others."""
-
-
-@dataclass(frozen=True)
-class CrashState:
-    """What a server that was killed had done since its last checkpoint, and all it had learnt.
-
-    Its last update may not have come to be `recorded`.
-    """
-
-    version: int
-    records: list[Entry]
-    length: int  # of its log
-    tensors: dict[str, Tensor]
-    meta: dict[str, Any] | None = None  # of the parameters, if more is known than their tensors
-    unrecorded: Updated | None = None
 
 
 class LogRelay:
@@ -369,12 +354,11 @@ class ServerProcess:
     def _show(self, newcomer: socket.socket) -> None:
         """From here on nobody is answered before this backup has what the answer is about."""
         assert self.backup is not None
+        self.store.log.flush()  # what the log says of its last version a new backup does not know
         parameters = self.store.parameters
         tensors = {f"store/{name}": t for name, t in parameters.state().items()}
-        sign = self.shared.server
-        before, sign.about = sign.about, FILES
-        self.backup.begin(newcomer, self.store.version, tensors, parameters.meta(), self.others)
-        sign.about = before
+        with self.shared.server.at(FILES):
+            self.backup.begin(newcomer, self.store.version, tensors, parameters.meta(), self.others)
         self.outbox.put(BackupFollows())
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -391,25 +375,13 @@ class ServerProcess:
         if crash is None:
             store.vacate(self.time())
         else:
-            store.parameters.load(crash.tensors, crash.meta or store.parameters.meta())
             run_time = self.protocol.run_time
             run_time.start = max([run_time.start, *(r.time for r in crash.records)])
-            fold(store, [*crash.records, *self._recorded(crash)], self.time())
+            revive(store, crash, self.time())
             tests = [r for r in crash.records if isinstance(r, Evaluated)]
             if tests and self.intervals.test is not None:
                 self.due.tested(tests[-1].samples)
         self._count()
-
-    def _recorded(self, crash: CrashState) -> list[Updated]:
-        """Write down what its backup knows of a server that had no time to."""
-        record = crash.unrecorded
-        if record is None:
-            return []
-        record.time = self.time()
-        if self.store.hashed(record.version):
-            record.hash = self.store.parameters.digest()
-        self.store.log.write(record)
-        return [record]
 
     def _count(self) -> None:
         """Tell those who watch, and the scripts that go on after the end."""

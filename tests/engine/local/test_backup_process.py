@@ -1,22 +1,18 @@
 """The server of a store that no image can keep is killed: its backup has all that was told."""
 
-import os
-import signal
 from typing import Any
 
 import pytest
 
 from offbeat.engine.local import crash_image
-from offbeat.log.records import EpochDone, Joined, Updated
+from offbeat.log.records import Joined, Updated
 from tests.contract.common import named
 from tests.engine.local.common import (
     Step,
     after,
     assert_exact,
     assert_replays,
-    children,
     faulty,
-    hit,
     seen,
     strike,
 )
