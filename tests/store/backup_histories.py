@@ -22,7 +22,7 @@ from offbeat.log.log import Log, decode
 from offbeat.log.records import Entry, Part, Updated
 from offbeat.model.table import Flat
 from offbeat.protocol.messages import Go, Message, Push
-from offbeat.protocol.server import ServerProtocol, ServerSettings
+from offbeat.protocol.server import ServerProtocol
 from offbeat.store.averages import Averages
 from offbeat.store.backup import Backup, BackupWord, FollowFrom
 from offbeat.store.board import new_board
@@ -204,7 +204,7 @@ class Channel:
         self.history.may_die()
         if self.process is not None:
             self.process.wire.append(word)
-            self.history.soon(self.process.follow)
+            self.history.soon(self.process.follow, self.history.lag)
         self.history.may_die()
 
     def wait(self) -> None:
@@ -238,18 +238,23 @@ class BackupHistory(History):
     """
 
     kind = SlotWorker
+    numbers: type[FollowedNumbers] = FollowedNumbers
+    authority: type[Store] = Store
 
     def __init__(self, discipline: Discipline, seed: int, least: int = 1, faults: int = 4):
-        self.slots: list[list[Any]] = [[own(0), own(0)] for _ in range(5)]
+        self.slots: list[list[Any]] = []
         self.disk: list[Entry] = []
         self.shown: dict[int, int] = {}  # what anybody has been shown, by version
         self.strikes = 0  # things that the server still does before it dies; 0 is for ever
         self.crash: CrashState | None = None
+        self.down = False  # from the death of one server to the beginning of the next
         self.deaths = 0
         self.story: list[str] = []
         super().__init__(discipline, seed, least, faults)
-        self.channel = self._channel()
-        self._begin_store()
+        places = 2 if self.overlap else 1
+        self.slots = [[own(0) for _ in range(places)] for _ in range(self.count)]
+        self.lag = self.draw.choice([SOON, 10 * SOON])  # of the backup, if nobody waits for it
+        self._go_down()
         self.spare: BackupProcess | None = None  # one that has nothing to follow from yet
         self.last: BackupProcess = self._new_backup()
         for _ in range(self.draw.randint(0, 3)):
@@ -303,12 +308,12 @@ class BackupHistory(History):
         return Contribution(push.part, [slot[push.place]], place=push.place)
 
     def _begin_store(self) -> None:
-        parameters = FollowedNumbers()
+        parameters = self.numbers()
         parameters.followed_through(self.channel, [])
         leases = Leases(self.samples, 4, self.epochs)
         cells = new_board(self.count)
         log = self._log()
-        self.store = Store(
+        self.store = self.authority(
             self.discipline, self.count, leases, log, parameters, 1, cells, self.channel
         )
         settings = self.protocol.settings
@@ -336,10 +341,12 @@ class BackupHistory(History):
 
     def _new_backup(self) -> BackupProcess:
         self.spare = self.last = BackupProcess(self)
+        if self.busy_until <= self.now:
+            self._show()
         return self.last
 
-    def soon(self, what: Callable[[], Any]) -> None:
-        self._at(self.now + self.draw.uniform(0.0, SOON), what)
+    def soon(self, what: Callable[[], Any], longest: float = SOON) -> None:
+        self._at(self.now + self.draw.uniform(0.0, longest), what)
 
     # ------------------------------------------------------------ what a server does
 
@@ -351,10 +358,12 @@ class BackupHistory(History):
 
     def step(self) -> bool:
         self._guarded(lambda: History.step(self))
+        if self.store.finished:
+            self.strikes = 0
         return True
 
     def _show(self) -> None:
-        if self.spare is not None and self.may_show():
+        if self.spare is not None and not self.down and self.may_show():
             process, self.spare = self.spare, None
             self.flush_first()
             self.channel.begin(process, self.store)
@@ -386,8 +395,13 @@ class BackupHistory(History):
 
     def _strike_server(self) -> None:
         """It dies within the next things that it does."""
-        if self.channel.follows and self.last.alive and not self.last.frozen:
+        if self.promised() and not self.store.finished:
             self.strikes = self.draw.randint(1, 12)
+
+    def promised(self) -> bool:
+        """Whether nothing is lost if the server dies."""
+        follows = self.channel.process is self.last
+        return follows and self.last.alive and not self.last.frozen
 
     def _strike_backup(self) -> None:
         if not self.channel.follows or self.strikes:
@@ -406,8 +420,14 @@ class BackupHistory(History):
         self.busy_until = self.now + self.draw.uniform(0.0, SOON)
         for number in range(self.count):
             self.heard[number].clear()
-            self.protocol.disconnect(number)
+        self.down = True
+        self._go_down()
         self._at(self.busy_until, self._take_over)
+
+    def _go_down(self) -> None:
+        """What it knew is gone; nobody is there who hears anything."""
+        self.channel = self._channel()
+        self._begin_store()
 
     def _take_over(self) -> None:
         handed = self._handed()
@@ -421,8 +441,8 @@ class BackupHistory(History):
             self.lives[number] += 1
         run_time = self.protocol.run_time
         begun = max([run_time.start, *(record.time for record in self.disk)])
-        self.channel = self._channel()
-        self._begin_store()
+        self._go_down()
+        self.down = False
         self.protocol.run_time.start = begun
         self.revive(self.crash)
         values: Any = self.store.parameters

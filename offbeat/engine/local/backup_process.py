@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.engine.local.shared_memory import SharedMemory
 from offbeat.engine.local.state_files import StateFiles
-from offbeat.engine.local.watchdog import FILES, IDLE, WORKING, Heartbeat
+from offbeat.engine.local.watchdog import FILES, IDLE, WORKING
 from offbeat.folder.checkpoint import Others
 from offbeat.log.records import Part
 from offbeat.model.table import under
@@ -55,9 +55,10 @@ class BackupWire:
     so that a backup is never ahead of that by more than one.
     """
 
-    def __init__(self, files: StateFiles, sign: Heartbeat):
-        """`sign` is the server's: while it waits for its backup, that one is to be watched."""
-        self.files, self.sign = files, sign
+    def __init__(self, files: StateFiles, shared: SharedMemory):
+        self.files = files
+        # While the server waits for its backup, that one is to be watched.
+        self.mine, self.its = shared.server, shared.backup
         self.wire: socket.socket | None = None
         self.packets = Packets()
 
@@ -81,6 +82,7 @@ class BackupWire:
 
     def say(self, word: BackupWord) -> None:
         if self.wire is not None:
+            self.its.about = WORKING
             try:
                 self.wire.send(encode(word))
             except ConnectionError:
@@ -89,7 +91,7 @@ class BackupWire:
     def wait(self) -> None:
         if self.wire is None:
             return
-        with self.sign.at(FILES):
+        with self.mine.at(FILES):
             gone = not self.packets.receive(self.wire)
         if gone:
             self._gone()

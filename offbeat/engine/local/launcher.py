@@ -25,7 +25,7 @@ from offbeat.engine.local.launcher_messages import (
 from offbeat.engine.local.outcome import check_settled, write_run
 from offbeat.engine.local.process import ForkSpawner, Inside, branch, startable
 from offbeat.engine.local.roles import Roles
-from offbeat.engine.local.watchdog import FILES, IDLE, Watchdog
+from offbeat.engine.local.watchdog import FILES, IDLE, WORKING, Watchdog
 from offbeat.engine.result import Run, interrupted
 from offbeat.engine.run_session import RunSession, Saved
 from offbeat.engine.signals import children_kept, heard
@@ -363,6 +363,7 @@ class Launcher:
         if self.asking is None or BACKUP not in self.children:
             return None
         asking = self.asking
+        self.signs[BACKUP].about = WORKING
 
         def still() -> bool:
             while not select.select([asking], [], [], self.dog.left(time.monotonic()))[0]:

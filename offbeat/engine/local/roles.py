@@ -243,7 +243,7 @@ class Roles:
         if self.backup is None:
             return None
         assert isinstance(parameters, FollowedParameters)
-        wire = BackupWire(self.backup.store, self.shared.server)
+        wire = BackupWire(self.backup.store, self.shared)
         parameters.followed_through(wire, [entry.name for entry in self.shared.plan.updater])
         return wire
 
