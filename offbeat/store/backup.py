@@ -72,6 +72,7 @@ class AdvanceTo(BackupWord):
 
     version: int
     epoch: int
+    progress: int
 
 
 class BackupDone(msgspec.Struct, array_like=True, tag=True):
@@ -127,7 +128,7 @@ class Backup:
             WorkerForgotten: lambda word: parameters.forget(word.worker),
             VersionRead: lambda word: parameters.remember(word.worker, word.version),
             WaitsOn: lambda word: parameters.reads.waiting.append(word.base),
-            AdvanceTo: lambda word: parameters.advance(word.version, word.epoch),
+            AdvanceTo: lambda word: parameters.advance(word.version, word.epoch, word.progress),
         }
 
     def follow(self, word: BackupWord) -> Iterator[BackupDone]:

@@ -116,14 +116,10 @@ class FollowedParameters(Parameters):
         self.backup.say(WorkerForgotten(worker))
         super().forget(worker)
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int) -> None:
         if self.recipe.schedule is not None:
-            self.backup.say(AdvanceTo(version, epoch))
-        super().advance(version, epoch)
-
-    def nbytes_each(self) -> list[int]:
-        each = super().nbytes_each()
-        return [*each, sum(each)] if self.backup.follows else each
+            self.backup.say(AdvanceTo(version, epoch, progress))
+        super().advance(version, epoch, progress)
 
 
 class FollowedGossip(FollowedParameters, GossipParameters):

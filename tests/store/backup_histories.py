@@ -82,7 +82,7 @@ class Numbers(Parameters):
     def of(self, worker: int) -> list[Flat]:
         return []
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int) -> None:
         return
 
     def digest(self) -> str:

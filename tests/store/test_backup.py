@@ -138,7 +138,7 @@ class Pair:
     def update(self, *group: Contribution) -> None:
         self.mine.update(group)
         self.version += 1
-        self.mine.advance(self.version, 0)
+        self.mine.advance(self.version, 0, self.version)
 
     def assert_same(self) -> None:
         self.channel.drain()

@@ -63,6 +63,7 @@ class RunDone(ServerReport):
     hash: str
     words: dict[int, dict[str, float]]
     refused: int = 0  # connections that were not let in
+    backup: int = 0  # bytes that the backup holds
 
 
 class TestResult(msgspec.Struct, array_like=True):

@@ -197,15 +197,18 @@ class ServerProcess:
         self.acceptor.close()
         self._flush()
         parameters = self.store.parameters
+        memory = parameters.nbytes_each()
+        follows = self.backup is not None and self.backup.follows
         self.outbox.put(
             RunDone(
                 not self.halted,
                 self.store.version,
                 self.store.leases.ledger.summary(),
-                parameters.nbytes_each(),
+                memory,
                 parameters.digest(),
                 self.protocol.goodbyes,
                 self.acceptor.refused,
+                sum(memory) if follows else 0,
             )
         )
         self.outbox.finish()
