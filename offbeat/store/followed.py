@@ -78,7 +78,8 @@ class FollowedParameters(Parameters):
 
     def _writes_where_they_lie(self, contributions: Sequence[Contribution]) -> bool:
         """Of several the sum is limited, and of one its own numbers."""
-        alone = len(contributions) == 1 and not self.weigher.needed
+        live = sum(one.part.samples > 0 and not one.part.skipped for one in contributions)
+        alone = live == 1 and not self.weigher.needed
         rules = (updater.rule for updater in self.updaters)
         return alone and (self.clip is not None or not all(leaves_gradients(r) for r in rules))
 

@@ -168,6 +168,15 @@ def test_it_has_the_same_bits(case):
     assert [part.sequence for part in pair.backup.last.parts] == [5]
 
 
+def test_one_that_is_left_of_several_is_copied_before_its_limit():
+    pair = Pair(ob.BSP(), optimizer=SGD, clip=ob.Clip(norm=0.01))
+    pair.show()
+    for _ in range(2):
+        other = Contribution(Part(1, 1, pair.sequence, pair.version, [], 4, skipped=True))
+        pair.update(pair.push(0, pair.version), other)
+    pair.assert_same()
+
+
 def test_what_waits_is_kept_before_its_worker_writes_again():
     pair = Pair(ob.SoftSync(2, ob.DelayCompensation(0.5)), optimizer=SGD)
     pair.show()

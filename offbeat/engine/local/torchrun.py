@@ -179,6 +179,9 @@ class TorchrunLauncher(Launcher):
         self.came.add(rank)
         return True
 
+    def _start_backup(self) -> None:
+        """Nobody follows a server that is not started again."""
+
     def _restart_all(self) -> NoReturn:
         raise RunError("the server was killed")  # the ranks end, and torchrun starts them again
 
