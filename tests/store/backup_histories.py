@@ -393,6 +393,10 @@ class BackupHistory(History):
 
     # ------------------------------------------------------------ who dies, and what follows
 
+    def _fault(self) -> None:
+        if self.busy_until <= self.now:  # else the server waits for its backup, or there is none
+            super()._fault()
+
     def _strike_server(self) -> None:
         """It dies within the next things that it does."""
         if self.promised() and not self.store.finished:
