@@ -150,6 +150,7 @@ class Summary(msgspec.Struct):
     layout: LayoutFigures | None = None  # None where a replica is one process
     metric: float | None = None  # of the last test, where the user gave one
     metric_name: str = ""
+    metrics: dict[str, float | None] = {}  # others of the last test
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
@@ -173,12 +174,14 @@ class Test(msgspec.Struct, frozen=True):
     loss: float | None
     accuracy: float | None
     metric: float | None = None  # the user's own
+    metrics: dict[str, float | None] = {}  # others beside it
 
     @classmethod
     def of(cls, record: Evaluated) -> "Test":
         return cls(
             *(record.time, record.version, record.samples),
             *(record.loss, record.accuracy, record.metric),
+            metrics=record.metrics,
         )
 
 
@@ -318,16 +321,17 @@ class Tally(Listener):
         return other
 
     def see(self, record: Entry) -> None:
-        if isinstance(record, Measured):  # the last ones come when all is over
+        if type(record) is Measured:  # the last ones come when all is over
             self._measured(record)
             return
         if record.time > self.seconds:
             self.seconds = record.time
-        if isinstance(record, Updated):
+        # By far the most are of these three, and isinstance takes its time with such values.
+        if type(record) is Updated:
             self._updated(record)
-        elif isinstance(record, Pulled):
+        elif type(record) is Pulled:
             self.figures[record.worker].bytes_received += record.bytes
-        elif isinstance(record, Admitted):
+        elif type(record) is Admitted:
             return  # it counts when it is applied
         elif isinstance(record, Evaluated):
             self.history.tested(Test.of(record))
@@ -385,10 +389,10 @@ class Tally(Listener):
                 self.skipped += 1
                 continue
             self.samples += part.samples
-            if part.loss is not None:  # a script need not tell
+            if self.keep and part.loss is not None:  # a script need not tell
                 told += part.samples
                 loss += part.loss * part.samples
-        if self.keep and told:
+        if told:
             self.history.stepped(Step(record.time, record.version, self.samples, loss / told))
 
     def _spent(self, part: Part) -> None:
@@ -444,6 +448,7 @@ class Tally(Listener):
             parameter_hash=parameter_hash,
             metric=last.metric if last else None,
             metric_name=self.metric.name if self.metric else "",
+            metrics=dict(last.metrics) if last else {},
             left=sorted(self.left),
             ended_by=self.ended_by,
             wire_bytes=sum(w.link.sent + w.link.received for w in self.figures if w.link),

@@ -125,7 +125,7 @@ def run_table(summary: Summary) -> RenderableType:
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
     """The figures of a run as (name, words)."""
-    per = "/s" if summary.engine in ("local", "hosts") else " per virtual second"
+    per = "/s" if summary.engine in ("local", "hosts", "ray") else " per virtual second"
     rows = [
         *_real(summary),
         *(layout_lines(summary.layout) if summary.layout is not None else ()),
@@ -139,6 +139,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.metric is not None:
         rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))
+    for name, value in summary.metrics.items():
+        rows.append((name, "no number" if value is None else f"{value:.4g} on the test set"))
     if summary.accuracy is not None:
         rows.append(("accuracy", f"{percent(summary.accuracy)} on the test set"))
     if summary.loss is not None:
@@ -234,6 +236,8 @@ def _real(summary: Summary) -> list[tuple[str, str]]:
     """Which engine, and whose speeds: only where time was real."""
     if summary.engine == "hosts":
         return [("engine", "hosts: workers that reach the store over a network")]
+    if summary.engine == "ray":
+        return [("engine", "ray: workers that Ray has placed, over offbeat's own links")]
     if summary.engine != "local":
         return []
     rows = [("engine", "local: processes on this machine, in real time")]
@@ -297,6 +301,8 @@ def overlap_line(overlap: dict[str, float]) -> str:
     words = []
     if "input_queue" in overlap:
         words.append(f"{overlap['input_queue']:.1f} batches ready on average")
+    if "output_queue" in overlap:
+        words.append(f"{overlap['output_queue']:.1f} contributions under way")
     for name, key in (("reading", "reading_hidden"), ("exchange", "exchange_hidden")):
         if key in overlap:
             words.append(f"{share(overlap[key])} of {name} hidden")

@@ -19,6 +19,12 @@ class WorkerConnected(LauncherOrder):
     number: int
 
 
+class WorkerGone(LauncherOrder):
+    """The process of this worker has ended, as far as the launcher knows; nobody has to wait."""
+
+    number: int
+
+
 class Halt(LauncherOrder):
     """Save, and stop before the end."""
 
@@ -72,9 +78,10 @@ class TestResult(msgspec.Struct, array_like=True):
     loss: float | None
     accuracy: float | None
     metric: float | None = None
+    metrics: dict[str, float | None] = {}
 
 
-LauncherOrders = WorkerConnected | Halt
+LauncherOrders = WorkerConnected | WorkerGone | Halt
 ServerReports = (
     LogLines | CheckpointBegun | CheckpointSaved | WorkerFrozen | BackupFollows | RunDone
 )

@@ -27,6 +27,7 @@ from offbeat.engine.local.launcher_messages import (
     RunDone,
     WorkerConnected,
     WorkerFrozen,
+    WorkerGone,
 )
 from offbeat.engine.local.shared_memory import Counts, SharedMemory
 from offbeat.engine.local.watchdog import FILES, LOOKS, WORKING
@@ -149,6 +150,8 @@ class ServerProcess:
             if isinstance(found, WorkerConnected):
                 assert handed is not None
                 self._connect(found.number, handed)
+            elif isinstance(found, WorkerGone):
+                self.dispatcher.gone(found.number)
             elif isinstance(found, Halt):
                 self.halted = True
             else:  # the launcher is gone, and with it the purpose
@@ -293,7 +296,7 @@ class ServerProcess:
         if wire is not self.tester:
             return  # its successor was connected a moment ago
         try:
-            packet = wire.recv(1024)
+            packet = wire.recv(1 << 16)
         except ConnectionError:
             packet = b""
         if not packet:
@@ -304,7 +307,7 @@ class ServerProcess:
         assert self.testing is not None
         result = orders.tested(packet)
         self.testing.loss, self.testing.accuracy = result.loss, result.accuracy
-        self.testing.metric = result.metric
+        self.testing.metric, self.testing.metrics = result.metric, result.metrics
         self.store.log.write(self.testing)
         self.testing = None
 
