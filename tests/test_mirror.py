@@ -46,7 +46,6 @@ ELSEWHERE = {
     "engine/hosts/doctor.py": "cli/test_store.py",
     "engine/hosts/torchrun.py": "test_join.py",
     "engine/local/launcher_messages.py": "engine/local/test_launcher.py",
-    "engine/local/outcome.py": "engine/local/test_launcher.py",
     "engine/local/pipeline_group.py": "contract/test_layouts.py",
     "engine/local/plan.py": "contract/test_loaders.py",
     "engine/local/private_folder.py": "engine/local/test_rendezvous.py",
