@@ -49,6 +49,7 @@ class Defaults(TypedDict, total=False):
     out: str | Path | None
     resume: bool
     patience: float | None
+    backup: Literal["auto", False]
     via: str
     codec: Codec | str | None
     pull_codec: Codec | str | None

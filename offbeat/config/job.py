@@ -265,7 +265,8 @@ class Job(AnyJob):
     ) -> Parameters:
         """The store's numbers, or those of some of its shards."""
         numbers = self.content
-        kind = GossipParameters if self.discipline.pairs else kind
+        if self.discipline.pairs and not issubclass(kind, GossipParameters):
+            kind = GossipParameters
         made = kind(
             numbers.model,
             numbers.placement,

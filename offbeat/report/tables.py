@@ -226,6 +226,7 @@ LINK_BOUND = 0.5  # of a worker's time in its link from which that is worth a wo
 _HOLDERS = {
     "store": "at the store",
     "store_largest": "at the largest of its processes",
+    "backup": "at its backup",
     "worker": "at the largest worker",
     "worker_peak": "for all of the largest worker process",
 }

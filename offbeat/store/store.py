@@ -257,6 +257,11 @@ class Store:
         """Own what waits for others."""
         self.parameters.keep(contribution)
 
+    @property
+    def keeps_waiting(self) -> bool:
+        """Whether something waits for others that lies in no buffer of its worker any more."""
+        return any(one.payload is not None and one.place < 0 for one in self.gathered)
+
     def refuse(self, worker: int, incarnation: int, sequence: int, now: float) -> Admission:
         """Turn away a contribution of an incarnation that was given up."""
         self.log.write(Refused(now, worker, incarnation, sequence))

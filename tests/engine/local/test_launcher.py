@@ -670,7 +670,7 @@ def test_everything_ends_with_the_launcher(out, how, more):
         # SIGTERM saves and stops, and is told by the exit code.
         assert process.wait() == (143 if how == signal.SIGTERM else -how)
     ended(handles)
-    assert len(pids) == 6
+    assert len(pids) == 7
     assert list(temporary.iterdir()) == []
     assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
     assert "run.json" in os.listdir(out)
