@@ -127,6 +127,7 @@ def follow(
     if different is not None:
         raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
     job.discipline.check_order()
+    job.check_here()
     initial = load_tensors(place.checked(place.initial_file))
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)
@@ -135,7 +136,8 @@ def follow(
     replayer = _Replayer(job, every, place.checked(start) if start.exists() else start, make)
     if config.get("overlap") is True:
         replayer.overlap()
-    found = replayer.run(place)
+    with job.content.devices.single.entered():
+        found = replayer.run(place)
     if found.identical:
         place.check_end()
     return found
@@ -147,7 +149,7 @@ def _config(told: Recorded, code: Mapping[str, Any], options: Mapping[str, Any])
     named = (
         *("discipline", "workers", "batch_size", "epochs", "seed", "numerics"),
         *("codec", "pull_codec"),
-        *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "constrain"),
+        *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "shares", "constrain"),
     )
     settings = {name: getattr(told, name) for name in named}
     return RunConfig(**unpacked(settings | {**code, **options}))
@@ -178,6 +180,7 @@ class _Replayer:
         self.waiting: dict[tuple[int, int, int], Contribution] = {}
         self.sequence: dict[int, int] = {}  # of each worker's last contribution
         self.resting: set[int] = set()
+        self.most = job.lease_range[1]  # samples of a lease
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
         self.settled = 0  # samples that have been dealt with
@@ -216,7 +219,7 @@ class _Replayer:
             self.parameters.enter(record.worker)
             if not record.averaged:  # as it was before there was a mean to begin with
                 self.parameters.averages.reset()
-            self.workers[record.worker] = self.job.make_worker(
+            self.workers[record.worker] = self.job.make_worker_here(
                 self.store, record.worker, incarnation
             )
             self.workers[record.worker].ahead = self.ahead
@@ -288,7 +291,7 @@ class _Replayer:
     def _compute(self, worker: Worker, leases: list[Lease]) -> None:
         for lease in leases:
             here = 0 <= lease.start < lease.stop <= self.job.samples
-            if not here or lease.samples > self.job.batch_size:
+            if not here or lease.samples > self.most:
                 raise _Differs(f"samples {lease.start} to {lease.stop} are not in the data")
             if not 0 <= lease.epoch < self.job.epochs:
                 raise _Differs(f"epoch {lease.epoch} is not one of {self.job.epochs}")

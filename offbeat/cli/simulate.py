@@ -33,11 +33,13 @@ def simulate(
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
     drop_last: options.DropLast = False,
+    shares: options.Shares = None,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
     codec: options.Codec = None,
     pull_codec: options.PullCodec = None,
     layout: options.Layout = None,
+    device: options.Device = None,
     shards: options.Shards = 1,
     seed: options.Seed = 0,
     evaluate_every: options.EvaluateEvery = None,
@@ -67,6 +69,7 @@ def simulate(
                 steps=100 if steps is None else steps,
                 batch_size=32 if batch_size is None else batch_size,
                 model_bytes=model_bytes or 0,
+                shares=shares,
                 seed=seed,
                 listeners=[progress, *watches],
             )
@@ -103,7 +106,7 @@ def simulate(
 
 _TRAINING_ONLY = (
     *("recipe", "option", "script", "epochs", "lr", "codec", "layout", "out", "resume"),
-    *("evaluate_every", "checkpoint_every", "tensorboard", "csv", "drop_last"),
+    *("evaluate_every", "checkpoint_every", "tensorboard", "csv", "drop_last", "device"),
 )
 
 

@@ -12,6 +12,7 @@ from offbeat.compare.source import Given, Source
 from offbeat.config.describe import describe_optimizer
 from offbeat.config.task import Task
 from offbeat.data.loader import in_order, unpacked
+from offbeat.data.shares import as_shares
 from offbeat.discipline.named import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
 from offbeat.log.log import Listener
@@ -190,6 +191,7 @@ class _Runner:
                     metric=task.metric,
                     origin=self.source.origin(self.seed(point)),
                     layout=self.plan.layout,
+                    shares=self.plan.shares,
                     **whole | self.plan.on.options(point.devices),
                 )
         except Exception as error:
@@ -256,6 +258,8 @@ class _Runner:
             "learning rate": ", ".join(rates) if rates else usual,
             "seed": str(plan.seed),
         }
+        if plan.shares is not None:
+            found["shares"] = str(as_shares(plan.shares))
         if plan.layout is not None:
             found["layout"] = f"{plan.layout} for the replica of every device"
         return found if plan.repeat == 1 else found | {"repeats": str(plan.repeat)}

@@ -30,6 +30,7 @@ def describe(config: RunConfig, job: Job) -> dict[str, Any]:
     """All that run.json says of a run."""
     told = describe_job(config, job) | config.engine.described(job)
     told["origin"] = dict(config.origin)
+    told["device"] = str(job.content.devices)  # for whoever reads it: a run may go on elsewhere
     if config.loss is not None:  # of a script only its own code knows a score
         told["metric"] = config.metric and config.metric.described()
     return told
@@ -53,6 +54,7 @@ def describe_job(config: RunConfig, job: Job) -> dict[str, Any]:
         "shuffle": numbers.reader.shuffle,
         "order": _order_text(numbers.reader.reading),
         "drop_last": job.drop_last,
+        "shares": job.shares.told or None,
         "shards": count(numbers.placement),
         "optimizer": describe_optimizer(config.optimizer),
         "schedule": _describe_schedule(numbers),
@@ -157,6 +159,7 @@ class Recorded(msgspec.Struct):
     threads: Threads = 1
     overlap: bool = False
     drop_last: bool = False
+    shares: str | None = None
     numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
     constrain: Any = None
 

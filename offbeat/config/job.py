@@ -10,12 +10,16 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from offbeat.codec import Codec
+from offbeat.config.devices import Devices
+from offbeat.config.units import LeastTime
 from offbeat.data.lease import Leases
 from offbeat.data.reader import Reader
+from offbeat.data.shares import EQUAL, Shares
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.log.log import Log
 from offbeat.model.checks import sparse_parameters
+from offbeat.model.device import CPU, Device
 from offbeat.model.objective import Loss
 from offbeat.model.replica import OwnReplica, Replica, SharedReplica
 from offbeat.model.shared_model import SharedModel
@@ -55,6 +59,7 @@ class WorkerMemory:
     model: nn.Module | None = None  # the script's own object, where a script computes
     alone: bool = False  # in a process that needs the job's model for nothing else
     buffers: Mapping[str, Tensor] | None = None  # what averaged ones begin with, if it is told
+    device: Device = CPU  # where it computes
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class Training:
     policies: Mapping[str, Any] = field(default_factory=dict)
     accumulate: int = 1
     cut: Cut | None = None  # how each replica is split, if it is
+    devices: Devices = field(default_factory=Devices)  # where each worker computes
 
     # The same model for all who compute with it in one process.
     shared: SharedModel = field(init=False, repr=False, compare=False)
@@ -106,6 +112,7 @@ class AnyJob:
     hash_every: int = 1
     drop_last: bool = False  # whether an epoch ends with its last whole batch
     numerics: int = NUMERICS
+    shares: Shares = EQUAL  # of a round's samples
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -134,7 +141,22 @@ class AnyJob:
         return there % self.batch_size if self.drop_last and not few else 0
 
     def leases(self) -> Leases:
-        return Leases(self.samples, self.batch_size, self.epochs, self.left_out)
+        sizes = self.shares.sizes(self.batch_size, self.workers, self.unit)
+        return Leases(self.samples, self.batch_size, self.epochs, self.left_out, sizes)
+
+    @property
+    def unit(self) -> int:
+        """Sizes of leases are multiples of this."""
+        return 1
+
+    @property
+    def lease_range(self) -> tuple[int, int]:
+        """The fewest and the most samples of a lease, but for the end of an epoch."""
+        return self.shares.range(self.batch_size, self.workers, self.unit)
+
+    def least_time(self, seconds: float) -> LeastTime:
+        """Of a worker whose steps take so long, if they are emulated."""
+        return LeastTime(seconds, self.batch_size if self.shares.uneven else 0)
 
     def make_store(
         self, log: Log, flats: Sequence[Flat] | None = None, cells: Cells | None = None
@@ -152,6 +174,10 @@ class AnyJob:
     def make_worker(self, store: Store, number: int, incarnation: int) -> Worker:
         """A participant, without what it pulls."""
         raise NotImplementedError
+
+    def make_worker_here(self, store: Store, number: int, incarnation: int) -> Worker:
+        """One that computes in this process."""
+        return self.make_worker(store, number, incarnation)
 
     def push_bytes(self, store: Store) -> int:
         """Bytes of one contribution without updater state, known before it is computed."""
@@ -200,14 +226,30 @@ class Job(AnyJob):
         store = self.make_store(Log())
         self.make_worker(store, 0, 1)
 
+    def check_here(self) -> None:
+        """Refuse what cannot be where all workers compute in one process."""
+        device, cut = self.content.devices.single, self.content.cut
+        if not device.shares and cut is not None and cut.shards is not None:
+            raise ConfigError(
+                f"the parts of {cut.layout} wait for each other in backward passes, and PyTorch "
+                "makes those of one process one after the other on a device: leave device out"
+            )
+
     def check_simulated(self) -> None:
         super().check_simulated()
+        self.check_here()
         cut = self.content.cut
         if cut is not None and cut.layout.asynchronous:
             raise ConfigError(
                 f"schedule={cut.layout.schedule} has several batches of a worker under way, and a "
                 "simulated worker does one thing at a time: use engine='local', or schedule=1f1b"
             )
+
+    @property
+    def unit(self) -> int:
+        """A lease is computed in this many pieces, of which none is to be empty."""
+        cut = self.content.cut
+        return self.content.accumulate if cut is None else cut.layout.pieces
 
     @property
     def skips(self) -> bool:
@@ -250,7 +292,15 @@ class Job(AnyJob):
         place = place or WorkerMemory()
         reader = place.reader or numbers.reader
         if numbers.cut is not None:
-            spec = PartSpec(numbers.cut, ALL, alone(), reader, numbers.loss, script=place.model)
+            spec = PartSpec(
+                numbers.cut,
+                ALL,
+                alone(),
+                reader,
+                numbers.loss,
+                script=place.model,
+                device=place.device,
+            )
             replica: Replica = self.make_part(spec, place.parameters)
         elif place.model is not None or place.alone:
             kind = Replica if place.model is None else OwnReplica
@@ -261,14 +311,24 @@ class Job(AnyJob):
                 numbers.loss,
                 numbers.accumulate,
                 place.parameters,
+                place.device,
             )
         else:
             replica = SharedReplica(
-                numbers.shared, parameters.tables, reader, numbers.loss, numbers.accumulate
+                numbers.shared,
+                parameters.tables,
+                reader,
+                numbers.loss,
+                numbers.accumulate,
+                place.device,
             )
         # An earlier incarnation may have used the same model, and the others have gone on.
         replica.load_buffers(parameters.averages.begun_with() | dict(place.buffers or {}))
         return self.worker_of(store, number, incarnation, self.make_sender(replica, place.out))
+
+    def make_worker_here(self, store: Store, number: int, incarnation: int) -> Worker:
+        place = WorkerMemory(device=self.content.devices.single)
+        return self.make_worker(store, number, incarnation, place)
 
     def make_part(self, spec: PartSpec, flats: Sequence[Flat] | None = None) -> PartReplica:
         """The part of a split replica that `spec` describes; `flats` are its own."""
@@ -325,11 +385,14 @@ class Job(AnyJob):
         worker = self.make_worker(store, 0, 1)
         return total_bytes(worker.sender.learn_state().values())
 
-    def tested(self, store: Store) -> nn.Module:
+    def tested(self, store: Store, device: Device = CPU) -> nn.Module:
         """The model with the store's parameters for a while: until a replica computes with it."""
         shared = self.content.shared
-        own = {name: p.detach().clone() for name, p in shared.users.parameters.items()}
-        held = shared.held(own)
+        own = {
+            name: p.detach().to(device.place, copy=True)
+            for name, p in shared.users.parameters.items()
+        }
+        held = shared.held(own, device)
         store.parameters.export_to(own | held.buffers)
         return shared.enter(held)
 

@@ -60,6 +60,11 @@ class WorkerFigures(msgspec.Struct):
     link: LinkFigures | None = None  # None where there is no network
 
     @property
+    def batch(self) -> float:
+        """Samples of a step on average."""
+        return self.samples / self.steps if self.steps else 0.0
+
+    @property
     def in_link(self) -> float:
         """Seconds that its link took: what was timed, and a round trip for each exchange.
 
@@ -148,6 +153,7 @@ class Summary(msgspec.Struct):
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
+    shares: str = ""  # of a round's samples, as they were asked for; empty where they are equal
     turned_away: int = 0  # connections from others that did not belong to the run
 
     def to_dict(self) -> dict[str, Any]:
@@ -312,16 +318,17 @@ class Tally(Listener):
         return other
 
     def see(self, record: Entry) -> None:
-        if isinstance(record, Measured):  # the last ones come when all is over
+        if type(record) is Measured:  # the last ones come when all is over
             self._measured(record)
             return
         if record.time > self.seconds:
             self.seconds = record.time
-        if isinstance(record, Updated):
+        # By far the most are of these three, and isinstance takes its time with such values.
+        if type(record) is Updated:
             self._updated(record)
-        elif isinstance(record, Pulled):
+        elif type(record) is Pulled:
             self.figures[record.worker].bytes_received += record.bytes
-        elif isinstance(record, Admitted):
+        elif type(record) is Admitted:
             return  # it counts when it is applied
         elif isinstance(record, Evaluated):
             self.history.tested(Test.of(record))
@@ -379,10 +386,10 @@ class Tally(Listener):
                 self.skipped += 1
                 continue
             self.samples += part.samples
-            if part.loss is not None:  # a script need not tell
+            if self.keep and part.loss is not None:  # a script need not tell
                 told += part.samples
                 loss += part.loss * part.samples
-        if self.keep and told:
+        if told:
             self.history.stepped(Step(record.time, record.version, self.samples, loss / told))
 
     def _spent(self, part: Part) -> None:

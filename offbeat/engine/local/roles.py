@@ -12,6 +12,7 @@ from torch import nn
 
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Local, processes_of
+from offbeat.config.units import LeastTime
 from offbeat.engine.hosts.members import Members
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.allreduce import ALLREDUCE, listening
@@ -298,18 +299,23 @@ class Roles:
     ) -> WorkerProcess:
         """A worker's process; `make` makes another kind of worker, over the model of a `script`."""
         local, slot = self.local, self.shared.slots[number]
-        least = local.emulate[number] if local.emulate else 0.0
-        if not least:
+        least = self.job.least_time(local.emulate[number] if local.emulate else 0.0)
+        if not least.seconds:
             compute_steadily()
         # One that sleeps for most of the time is to run when that is over, anywhere.
-        waiting = Waiting() if least else self.shared.cpu.worker(number)
+        waiting = Waiting() if least.seconds else self.shared.cpu.worker(number)
         if self.split:
             return self._split_process(number, MemoryLink(wire, slot, waiting), least, script)
         reader = prefetcher(self.job, self.local)
         announce = ignore if reader is None else reader.announce
         build: Make = partial(make or self.job.make_worker, self.store, number)
         settings = WorkerSettings(
-            self.store.discipline, self.job.seed, least, local.overlap, self.meets
+            self.store.discipline,
+            self.job.seed,
+            least,
+            local.overlap,
+            self.meets,
+            self.content.devices.of(number),
         )
         if not self.meets:
             link = MemoryLink(wire, slot, waiting)
@@ -323,7 +329,7 @@ class Roles:
         return WorkerProcess(meeting, slot, settings, partial(self._met, meeting, build), reader)
 
     def _split_process(
-        self, number: int, link: MemoryLink, least: float, script: nn.Module | None
+        self, number: int, link: MemoryLink, least: LeastTime, script: nn.Module | None
     ) -> WorkerProcess:
         """The process that leads the others of a replica."""
         cut, slot, overlap = self.content.cut, link.slot, self.local.overlap
@@ -333,7 +339,7 @@ class Roles:
         split = SplitWorker(*what) if script is None else ScriptSplitWorker(*what, script)
         group = split.group(number, link.wire, self.threads(number))
         # A stage waits until its step is long enough, so the whole need not.
-        settings = WorkerSettings(self.store.discipline, self.job.seed, 0.0, overlap)
+        settings = WorkerSettings(self.store.discipline, self.job.seed, overlap=overlap)
         client = StoreClient(link, settings.centre, overlap, cut.layout.asynchronous)
         build = partial(split.make, group, self.store, number)
         return WorkerProcess(client, slot, settings, build, None, group.leave)
@@ -351,7 +357,9 @@ class Roles:
 
     def test(self, wire: socket.socket) -> None:
         assert self.evaluator is not None
-        model = self.content.model
+        model, device = self.content.model, self.evaluator.device
+        device.enter()
+        device.move(model)
         while wire.recv(16):
             found = self.evaluator(self.tested_into(model), self.shared.tester.turn)
             # Before it says so: the server may have no time to hear it, or ask for the next one.

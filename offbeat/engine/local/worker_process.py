@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offbeat.config.job import WorkerMemory
+from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.prefetch import Prefetcher
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.local.pipeline_group import PipelineLoop
+from offbeat.model.device import CPU, Device
 from offbeat.protocol.cycle import Cycle
 from offbeat.store.slot import Slot
 from offbeat.transport.link import GivenUp, RunOver
@@ -20,13 +22,14 @@ Make = Callable[..., Worker]  # of a store, a number, an incarnation and a place
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a worker goes about its work; `least` seconds is what a step takes at the least."""
+    """How a worker goes about its work; `least` is what a step takes at the least."""
 
     discipline: Discipline
     seed: int
-    least: float = 0.0
+    least: LeastTime = AS_FAST_AS_CAN_BE
     overlap: bool = False
     meets: bool = False  # whether workers add up among themselves
+    device: Device = CPU  # where it computes
 
     @property
     def centre(self) -> bool:
@@ -52,7 +55,10 @@ class WorkerProcess:
         # Where workers meet, others read what lies in the slot: it must be a version.
         mine = None if settings.centre or settings.meets else slot.incoming[0]
         found = slot.statistics.views  # the server leaves the mean there when this worker joins
-        self.place = WorkerMemory(mine, slot.outgoing or None, reader, alone=True, buffers=found)
+        self.place = WorkerMemory(
+            mine, slot.outgoing or None, reader, alone=True, buffers=found, device=settings.device
+        )
+        settings.device.enter()
         self.depth = len(slot.outgoing)
         self.loop: Loop | None = None
 
