@@ -15,11 +15,13 @@ from offbeat.codec import Codec
 from offbeat.config.devices import expected
 from offbeat.config.keywords import check_join, check_kinds
 from offbeat.config.run_config import Hosts
+from offbeat.config.setup import expected_updates
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
 from offbeat.data.shares import Shares
 from offbeat.discipline.discipline import Discipline
+from offbeat.discipline.named import as_discipline
 from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
@@ -95,6 +97,7 @@ class Member:
         self._lease: Lease | None = None
         self.holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
+        self._expected = 0  # updates of the whole run
         self._begun = False  # whether the first samples have been asked for
         self._looked = False  # at what a loss is computed from
         self._epoch = self._made = 0  # the epoch of this batch; steps of this worker
@@ -262,8 +265,12 @@ class Member:
             self._states = ScriptStates(RunFolder(config.out), self._seat.rank, self._kept, every)
         if config.layout is not None:
             self._front = ScriptModel(self._model)
-        size = len(config.reader()), config.batch_size
-        return Batches(self, self._each(self._seat), per_epoch(*size, config.drop_last))
+        each = per_epoch(len(config.reader()), config.batch_size, config.drop_last)
+        all_of_them = each * config.epochs
+        self._expected = expected_updates(
+            as_discipline(config.discipline), config.workers, all_of_them
+        )
+        return Batches(self, self._each(self._seat), each)
 
     # ------------------------------------------------------------ the loop
 
@@ -413,6 +420,11 @@ class Member:
     def version(self) -> int:
         """The store's version that the model holds."""
         return 0 if self._seat is None else self._seat.version
+
+    @property
+    def expected_updates(self) -> int:
+        """About how many versions the whole run makes, if nobody is lost; 0 before `batches`."""
+        return self._expected
 
     @property
     def epoch(self) -> int:
