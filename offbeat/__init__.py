@@ -13,7 +13,7 @@ The packages in the order in which a gradient meets them:
 - `store`, `rules`, `optim`: admit, gather, weigh, apply
 - `log`, `folder`: the ordered record of a run, and where it is kept
 - `engine`: what runs workers and store: simulated, or on this machine
-- `train`, `join`, `replay`: the front doors, for functions, scripts and logs
+- `train`, `join`, `loop`, `replay`: the front doors, for functions, scripts and logs
 - `report`, `compare`, `watch`, `track`: what a run cost, beside others, and while it goes
 - `cli`: the command line
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
@@ -68,6 +68,7 @@ from offbeat.engine.sim.hosts import Host, Network, Region, Share, StoreLink
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayMismatch, RunError
 from offbeat.join import Member, join
 from offbeat.log.log import Listener
+from offbeat.loop import EarlyStopping
 from offbeat.model.objective import BatchLoss
 from offbeat.model.table import ByCount, BySize, ByWeight
 from offbeat.replay import Replay, replay
@@ -111,6 +112,7 @@ __all__ = [
     "DiLoCo",
     "Discipline",
     "Downpour",
+    "EarlyStopping",
     "Elastic",
     "EqualShares",
     "Failure",
