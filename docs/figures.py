@@ -54,6 +54,14 @@ TIMELINES: dict[str, tuple[Panel, ...]] = {
         Panel("asp: nobody waits", "asp"),
         Panel("asp:weigh=inverse: the same, and stale gradients count less", "asp:weigh=inverse"),
     ),
+    "ringmaster": (
+        Panel("ringmaster:3: a gradient that is three updates old is dropped (×)", "ringmaster:3"),
+        Panel("asp, to compare: all are applied", "asp"),
+    ),
+    "rennala": (
+        Panel("rennala:3: three gradients of one version; late ones are dropped (×)", "rennala:3"),
+        Panel("soft:3, to compare: any three gradients", "soft:3"),
+    ),
     "downpour": (
         Panel("downpour: push and fetch after every step", "downpour", exchange=0.006),
         Panel(

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from offbeat.config.checks import at_least, one_of, within, yes_or_no
 from offbeat.config.text import Choice
+from offbeat.errors import ConfigError
 
 # ---------------------------------------------------------------- send: what goes out, how often
 
@@ -178,6 +179,16 @@ class Gather:
         """Contributions of a round that are not waited for, and dropped."""
         return 0
 
+    @property
+    def limit(self) -> int | None:
+        """The largest staleness that is still applied; what is staler is dropped. None is any."""
+        return None
+
+    @property
+    def redo(self) -> bool:
+        """Whether samples of what is dropped go out again, so that each is applied once."""
+        return False
+
     def together(self, workers: int) -> int:
         """Contributions in an update if nobody is lost."""
         return self.k or workers - self.backup
@@ -185,26 +196,47 @@ class Gather:
 
 @dataclass(frozen=True)
 class All(Gather):
-    """One contribution of every live worker, less `backup`; those that come late are dropped."""
+    """One contribution of every live worker, less `backup`; those that come late are dropped.
+
+    With `redo` their samples go out again.
+    """
 
     kind = "all"
     barrier = True
     k = 0
     backup: int = 0
+    redo: bool = False
 
     def __post_init__(self) -> None:
         at_least("backup", self.backup, 0)
+        yes_or_no("redo", self.redo)
+        if self.redo and not self.backup:
+            raise ConfigError("redo is for what is dropped, and nothing is: give backup as well")
+
+    @property
+    def limit(self) -> int | None:
+        return 0 if self.backup else None
 
 
 @dataclass(frozen=True)
 class Count(Gather):
-    """Any `k` contributions, whoever sends them."""
+    """Any `k` contributions, whoever sends them; what is staler than `limit` is dropped.
+
+    With `redo` the samples of what is dropped go out again.
+    """
 
     kind = "count"
     k: int = 1
+    limit: int | None = None
+    redo: bool = False
 
     def __post_init__(self) -> None:
         at_least("k", self.k, 1)
+        if self.limit is not None:
+            at_least("limit", self.limit, 0)
+        yes_or_no("redo", self.redo)
+        if self.redo and self.limit is None:
+            raise ConfigError("redo is for what is dropped, and nothing is: give limit as well")
 
 
 @dataclass(frozen=True)

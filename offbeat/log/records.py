@@ -77,10 +77,11 @@ class Updated(Record, tag="update"):
 
 
 class Dropped(Record, tag="drop"):
-    """A contribution came too late for its round and was not applied."""
+    """A contribution came too late and was not applied."""
 
     version: int
     part: Part
+    redo: bool = False  # whether its samples go out again, and so are not given up
 
 
 class Refused(Record, tag="refuse"):

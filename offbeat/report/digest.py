@@ -205,7 +205,8 @@ class _Count:
                     self._applied(record.time, part.samples)
         elif isinstance(record, Dropped):
             self._check(record.part)
-            self.ledger.settle(record.part.leases, "dropped")
+            if not record.redo:
+                self.ledger.settle(record.part.leases, "dropped")
         elif isinstance(record, Evaluated):
             self._sane(record.version, record.samples)
         elif hasattr(record, "worker"):

@@ -34,7 +34,7 @@ def fold(store: Store, records: Iterable[Entry], now: float) -> None:
                 outcome = "skipped" if part.skipped else "applied"
                 closed += store.leases.ledger.settle(part.leases, outcome)
                 settled.update(part.leases)
-        elif isinstance(record, Dropped):
+        elif isinstance(record, Dropped) and not record.redo:
             closed += store.leases.ledger.settle(record.part.leases, "dropped")
             settled.update(record.part.leases)
     store.leases.recover(settled)

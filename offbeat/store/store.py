@@ -13,6 +13,7 @@ from offbeat.log.records import (
     Joined,
     Left,
     Lost,
+    Part,
     Pulled,
     Refused,
     Rested,
@@ -68,7 +69,7 @@ class Store:
         send, gather = self.discipline.send, self.discipline.gather
         self._barrier = gather.barrier
         self._single = gather.k == 1
-        self._drops = self.discipline.drops
+        self._limit = gather.limit
         self._free = not self._barrier and self.discipline.wait is None
         self._steps, self._by_speed = send.local_steps, send.by_speed
         self._hashes = self.discipline.ordered  # else nobody knows what others write meanwhile
@@ -204,11 +205,8 @@ class Store:
         board.tick(cells, worker, len(part.leases), part.compute)
         part.staleness = self.version - part.base
         part.weight = self.discipline.weigh.factor(part.staleness)
-        if self._drops and part.staleness > 0:
-            self.gives_up = True
-            self.log.write(Dropped(now, self.version, part))
-            self.close_epochs(self.leases.settle(worker, part.leases, "dropped"), now)
-            self._moved = True
+        if self._limit is not None and part.staleness > self._limit:
+            self._drop(part, now)
             return Admission.DROPPED
         self.leases.hand_in(worker, part.leases)
         self.gathered.append(contribution)
@@ -222,6 +220,17 @@ class Store:
             if not self._barrier:
                 self.keep(contribution)  # its worker goes on and will use the buffer again
         return Admission.ADMITTED
+
+    def _drop(self, part: Part, now: float) -> None:
+        """Leave a contribution out; its samples go out again if the discipline says so."""
+        redo = self.discipline.gather.redo
+        self.log.write(Dropped(now, self.version, part, redo))
+        if redo:
+            self.leases.give_back(part.worker, part.leases)
+        else:
+            self.gives_up = True
+            self.close_epochs(self.leases.settle(part.worker, part.leases, "dropped"), now)
+        self._moved = True
 
     def admitted(self, worker: int, incarnation: int, sequence: int) -> bool:
         """Whether this very contribution has been taken before."""

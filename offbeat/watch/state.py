@@ -174,7 +174,7 @@ class RunState:
         if part.incarnation == worker.incarnation:
             self._contributed(worker, part.sequence, part.leases, record.time)
         worker.contributions += 1
-        self.counts["dropped"] += part.samples
+        self.counts["reissued" if record.redo else "dropped"] += part.samples
 
     def _contributed(
         self, worker: WorkerState, sequence: int, leases: Sequence[Lease], time: float

@@ -278,6 +278,8 @@ def named(workers: int) -> dict[str, ob.Discipline]:
         "asp-dc": ob.ASP(ob.DelayCompensation(0.5)),
         "asp-dc-adaptive": ob.ASP(ob.AdaptiveDelayCompensation()),
         "asp-gap": ob.ASP(ob.GapAware()),
+        "ringmaster": ob.Ringmaster(2),
+        "rennala": ob.Rennala(min(2, workers), redo=True),
         "downpour": ob.Downpour(push=2, fetch=2),
         "downpour-rare-fetch": ob.Downpour(push=2, fetch=3),
         "downpour-rare-push": ob.Downpour(push=3, fetch=2),
@@ -407,7 +409,8 @@ def recount(records: Sequence[Any], samples: int, epochs: int) -> list[dict[str,
     dropped = [[0] * samples for _ in range(epochs)]
     for record in records:
         kind = type(record).__name__
-        parts = record.parts if kind == "Updated" else [record.part] if kind == "Dropped" else []
+        late = kind == "Dropped" and not record.redo
+        parts = record.parts if kind == "Updated" else [record.part] if late else []
         for part in parts:
             for lease in part.leases:
                 rows = applied if kind == "Updated" else dropped

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat import ASP, BSP, Discipline, SoftSync
+from offbeat import ASP, BSP, Discipline, Ringmaster, SoftSync
 from offbeat.data.lease import Lease, Leases
 from offbeat.log.log import Listener, Log
 from offbeat.log.records import Entry, EpochDone, Part, Updated
@@ -44,7 +44,8 @@ def live(made: Store, turns: list[int]) -> None:
         lease = made.lease(worker)
         if lease is None:
             return
-        part = Part(worker, 1, sequence[worker], made.version, [lease], lease.samples)
+        base = max(0, made.version - worker)  # worker 1 is always late
+        part = Part(worker, 1, sequence[worker], base, [lease], lease.samples)
         sequence[worker] += 1
         made.push(Contribution(part), 1.0)
 
@@ -68,7 +69,9 @@ def drained(made: Store) -> set[tuple[int, int]]:
     return set(found)
 
 
-@pytest.mark.parametrize("discipline", [ASP(), SoftSync(2), BSP()], ids=str)
+@pytest.mark.parametrize(
+    "discipline", [ASP(), SoftSync(2), BSP(), Ringmaster(1, redo=True)], ids=str
+)
 @given(
     turns=st.lists(st.integers(0, 1), max_size=9),
     cut=st.integers(0, 9),
@@ -86,7 +89,8 @@ def test_what_the_log_says_is_where_it_stands(
         lease = there.lease(worker)
         if lease is not None:
             number = 100 + there.version + len(there.gathered)
-            part = Part(worker, 1, number, there.version, [lease], lease.samples)
+            base = max(0, there.version - worker)
+            part = Part(worker, 1, number, base, [lease], lease.samples)
             there.push(Contribution(part), 2.0)
     for worker in range(in_hand):  # taken, and under way when the store dies
         there.lease(worker)

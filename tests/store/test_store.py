@@ -273,6 +273,67 @@ def test_backup_workers_are_dropped_and_counted() -> None:
     ]
 
 
+def test_what_is_staler_than_the_limit_is_dropped() -> None:
+    """`ringmaster:2` applies a staleness of 1 and drops one of 2."""
+    trial = StoreWithWorkers(ob.Ringmaster(2), samples=8)
+    assert trial.push(0) is Admission.ADMITTED
+    assert trial.push(1) is Admission.ADMITTED
+    assert trial.push(2) is Admission.DROPPED
+    (dropped,) = trial.watch.of(Dropped)
+    assert isinstance(dropped, Dropped)
+    assert (dropped.part.worker, dropped.part.staleness, dropped.redo) == (2, 2, False)
+    assert trial.store.version == 2
+    assert trial.store.leases.ledger.summary()[0]["dropped"] == 2
+    trial.pull(2)
+    assert trial.push(2) is Admission.ADMITTED
+
+
+def test_an_update_takes_contributions_of_its_version_alone() -> None:
+    trial = StoreWithWorkers(ob.Rennala(4), samples=16)
+    for _ in range(2):  # more than there are workers: some contribute twice
+        assert trial.push(0) is Admission.ADMITTED
+        assert trial.push(1) is Admission.ADMITTED
+    assert trial.store.version == 1
+    assert trial.push(2) is Admission.DROPPED
+    assert trial.push(0) is Admission.DROPPED
+    assert not trial.store.gathered
+    (update,) = trial.watch.of(Updated)
+    assert isinstance(update, Updated)
+    assert [(part.worker, part.staleness) for part in update.parts] == [
+        (0, 0), (0, 0), (1, 0), (1, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "discipline",
+    [ob.Ringmaster(1, redo=True), ob.Rennala(1, redo=True), ob.BSP(backup=2, redo=True)],
+    ids=str,
+)
+def test_samples_of_what_was_dropped_go_out_again(discipline: Discipline) -> None:
+    trial = StoreWithWorkers(discipline, samples=6)
+    late = trial.part(1)
+    assert trial.push(0) is Admission.ADMITTED
+    assert trial.store.push(Contribution(late), 2.0) is Admission.DROPPED
+    trial.sequence[1] = 1
+    (dropped,) = trial.watch.of(Dropped)
+    assert isinstance(dropped, Dropped)
+    assert dropped.redo
+    assert not trial.store.gives_up
+    assert trial.store.given_up == 0
+    for worker in (1, 2):  # the samples that were dropped go out before new ones
+        trial.store.hold(worker)
+        trial.pull(worker)
+        assert trial.push(worker) is Admission.ADMITTED
+        trial.store.hold(worker)
+        trial.pull(worker)
+    updates = [record for record in trial.watch.of(Updated) if isinstance(record, Updated)]
+    assert updates[1].parts[0].leases == late.leases
+    assert trial.store.finished
+    assert trial.store.leases.ledger.summary() == [
+        {"applied": 6, "repeated": 0, "missing": 0, "dropped": 0, "skipped": 0}
+    ]
+
+
 def test_resting_workers_wake_for_leases_that_came_back() -> None:
     trial = StoreWithWorkers(ob.ASP(), samples=4)
     trial.store.lease(0)

@@ -217,12 +217,13 @@ def test_counts_and_figures_come_from_the_records():
         *BEGUN,
         update(1.0, 1, part(0, loss=2.0, staleness=1), part(1, loss=None), part(2, skipped=True)),
         Dropped(1.5, 1, part(0, 1, samples=3)),
+        Dropped(1.5, 1, part(0, 2, samples=5), redo=True),
         EpochDone(2.0, 0, 1),
         Evaluated(2.0, 1, 8, 0.7, 0.5),
         Evaluated(2.5, 1, 8, None),
     )
     picture = shown(state)
-    wanted = {"applied": 8, "dropped": 3, "skipped": 4, "reissued": 0, "refused": 0, "lost": 0}
+    wanted = {"applied": 8, "dropped": 3, "skipped": 4, "reissued": 5, "refused": 0, "lost": 0}
     assert picture.counts == wanted
     assert (picture.loss, picture.test_loss, picture.accuracy) == (2.0, None, None)
     assert picture.curves["loss"] == [(1.0, 2.0)]

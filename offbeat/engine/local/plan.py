@@ -28,8 +28,8 @@ def check(job: Job, local: Local) -> None:
         )
     if local.overlap and job.discipline.drops:
         raise ConfigError(
-            "overlap makes every gradient one step late, and backup workers drop what is late: "
-            "leave one of them out"
+            f"overlap makes every gradient one step late, and {job.discipline} drops what is "
+            "late: leave overlap out"
         )
     if local.overlap and under_way(job) > 1:
         raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")

@@ -106,7 +106,7 @@ def _check_around(layout: Layout, around: RunAround) -> None:
     half = layout.precision == "fp16"
     if layout.asynchronous and (around.discipline.drops or around.skips or half):
         what = "precision=fp16 leaves" if half else "nonfinite='skip' leaves"
-        what = "backup workers drop" if around.discipline.drops else f"{what} out"
+        what = f"{around.discipline} drops" if around.discipline.drops else f"{what} out"
         raise ConfigError(
             f"schedule={layout.schedule} has later batches under way already when {what} one: "
             "write schedule=1f1b"

@@ -165,7 +165,7 @@ AROUND = {
     "backup workers under 2bw": (
         RunAround(ob.BSP(backup=1), 8),
         "pp=2,schedule=2bw",
-        "backup workers drop one: write schedule=1f1b",
+        "bsp:backup=1 drops one: write schedule=1f1b",
     ),
     "leaving out under 2bw": (
         RunAround(ob.parse("asp"), 8, skips=True),
