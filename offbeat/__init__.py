@@ -22,6 +22,7 @@ The packages in the order in which a gradient meets them:
 
 from offbeat import codec, optim, track
 from offbeat.config.task import Metric, Task
+from offbeat.discipline.course import Switch, Turn, parse
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import (
     ASP,
@@ -41,7 +42,6 @@ from offbeat.discipline.named import (
     Rennala,
     Ringmaster,
     SoftSync,
-    parse,
 )
 from offbeat.discipline.parts import (
     Accumulated,
@@ -150,7 +150,9 @@ __all__ = [
     "SoftSync",
     "StoreLink",
     "Summary",
+    "Switch",
     "Task",
+    "Turn",
     "Yours",
     "codec",
     "estimate",

@@ -16,6 +16,7 @@ from offbeat.config.keywords import check_join, check_kinds
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
@@ -36,7 +37,7 @@ ONE_LOOP = "pass epochs=3 to batches; run.epoch says which one it is"
 class Defaults(TypedDict, total=False):
     """What `join` takes; what the command line of `offbeat run` says wins."""
 
-    discipline: Discipline | str
+    discipline: Discipline | Course | str
     seed: int
     out: str | Path | None
     resume: bool

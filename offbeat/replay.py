@@ -40,6 +40,7 @@ from offbeat.log.records import (
     Pulled,
     Relaid,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.model.objective import Loss
@@ -178,6 +179,10 @@ class _Replayer:
         self.resting: set[int] = set()
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
+        self.course = job.course.for_workers(job.workers)
+        self.stage, self.rate = 0, 1.0  # how many turns were made, and what the last one made of it
+        self.done = 0  # samples dealt with
+        self.late = False  # whether a turn was due when the last update had been made
 
     def overlap(self) -> None:
         self.ahead = True
@@ -205,6 +210,8 @@ class _Replayer:
         elif isinstance(record, Dropped):
             part = record.part
             self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
+            if not record.redo:
+                self._deal_with(part.leases)
         elif isinstance(record, Joined):
             incarnation = record.incarnation
             if not (0 <= record.worker < self.job.workers and 0 <= incarnation < _MANY):
@@ -222,6 +229,8 @@ class _Replayer:
             self.resting.add(record.worker)
         elif isinstance(record, Lost | Left):
             self.parameters.forget(record.worker)
+        elif isinstance(record, Turned):
+            self._turn(record)
         elif isinstance(record, Relaid):
             self._relay(record)
         elif isinstance(record, EpochDone):
@@ -229,6 +238,26 @@ class _Replayer:
                 raise _Differs(f"epoch {record.epoch} is done while epoch {self.epoch} goes on")
             self.epoch = record.epoch + 1
             self.parameters.advance(self.version, self.epoch)
+
+    def _deal_with(self, leases: list[Lease]) -> None:
+        self.done += sum(lease.samples for lease in leases)
+
+    def _due(self) -> bool:
+        """Whether the course asks for a turn now."""
+        turns, samples = self.course.turns, self.job.samples * self.job.epochs
+        return self.stage < len(turns) and turns[self.stage].due(self.version, self.done, samples)
+
+    def _turn(self, record: Turned) -> None:
+        """Another discipline holds; the course has to say so too."""
+        what = f"the log turns to {record.discipline} at version {record.version}"
+        if not self._due() or (record.stage, record.version) != (self.stage + 1, self.version):
+            raise _Differs(f"{what}, and the course does not")
+        turn = self.course.turns[self.stage]
+        told = self.job.course.turns[self.stage]
+        if record.discipline != str(told.discipline) or record.rate != turn.rate:
+            raise _Differs(f"{what} with rate {record.rate}, the course to {told}")
+        self.stage, self.rate = record.stage, record.rate
+        self.late = self._due()
 
     def _relay(self, record: Relaid) -> None:
         """Everybody joins again, as replicas that are split in another way."""
@@ -307,6 +336,9 @@ class _Replayer:
     def _update(self, record: Updated) -> None:
         if record.version != self.version + 1:
             raise _Differs(f"the log goes from version {self.version} to {record.version}")
+        if self.late:
+            turn = self.job.course.turns[self.stage]
+            raise _Differs(f"the course turns to {turn.discipline} here, and the log does not")
         group = [self._gathered(part) for part in record.parts]
         self.parameters.update(group)
         for mine, part in zip(group, record.parts, strict=True):
@@ -315,6 +347,9 @@ class _Replayer:
                     f"worker {part.worker} meets {mine.part.partner}, the log says {part.partner}"
                 )
         self.version += 1
+        for part in record.parts:
+            self._deal_with(part.leases)
+        self.late = self._due()
         self.parameters.advance(self.version, self.epoch)
         if record.hash and self.version % self.every == 0:
             self.compared += 1
@@ -334,5 +369,5 @@ class _Replayer:
                 f"worker {part.worker} computed on version {mine.base}, the log says {part.base}"
             )
         mine.staleness = self.version - mine.base
-        mine.weight = self.job.discipline.weigh.factor(mine.staleness)
+        mine.weight = self.course.stages[self.stage].weigh.factor(mine.staleness) * self.rate
         return contribution

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from offbeat.config.run_config import Hosts, Local, Options, Simulated, configure
 from offbeat.config.setup import make_job
 from offbeat.config.task import Metric, OptimizerFactory
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.bring_up import bring_up
 from offbeat.engine.hosts.store import run_on_loopback
@@ -49,7 +50,7 @@ def train(
     data: Dataset[Any],
     loss: Loss,
     *,
-    discipline: Discipline | str = "bsp",
+    discipline: Discipline | Course | str = "bsp",
     optimizer: OptimizerFactory | None = None,
     workers: int | None = None,
     batch_size: int = 32,

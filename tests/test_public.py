@@ -21,8 +21,8 @@ PUBLIC = [
     "OffbeatError", "Pair", "Pause", "Polynomial", "Rennala", "Replay", "ReplayMismatch",
     "Ringmaster", "Rule",
     "Run", "RunError", "Schedule",
-    "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "explain", "join", "optim",
-    "parse", "replay", "track", "train",
+    "SoftSync", "Summary", "Switch", "Task", "Turn", "Yours", "codec",
+    "estimate", "explain", "join", "optim", "parse", "replay", "track", "train",
     "Host", "Network", "Outage", "Region", "Share", "StoreLink",
 ]  # fmt: skip
 

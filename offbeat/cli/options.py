@@ -9,7 +9,7 @@ import typer
 
 from offbeat import track
 from offbeat.config.run_config import NAMES, USUAL
-from offbeat.discipline.named import parse
+from offbeat.discipline.course import parse
 from offbeat.engine.sim.cluster import Cluster as SimulatedCluster
 from offbeat.errors import ConfigError
 from offbeat.log.log import Listener

@@ -11,7 +11,7 @@ from offbeat.compare.results import write_results
 from offbeat.compare.source import Given, Source
 from offbeat.config.describe import describe_optimizer
 from offbeat.config.task import Task
-from offbeat.discipline.named import parse
+from offbeat.discipline.course import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
 from offbeat.log.log import Listener
 from offbeat.model.evaluation import Evaluator

@@ -16,6 +16,7 @@ from offbeat.config.keywords import check_kinds, check_names
 from offbeat.config.task import Metric, OptimizerFactory, check_metric
 from offbeat.config.units import emulated
 from offbeat.data.reader import Collate
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError
@@ -161,7 +162,7 @@ class RunConfig:
     metric: Metric | None = None
 
     # How its workers keep step.
-    discipline: Discipline | str = "bsp"
+    discipline: Discipline | Course | str = "bsp"
     workers: int = USUAL
     layout: Layout | str | None = None
     codec: Codec | str | None = None

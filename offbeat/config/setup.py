@@ -15,8 +15,8 @@ from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.config.trial import check_single_samples, try_batch
 from offbeat.data.reader import Reader
+from offbeat.discipline.course import as_course
 from offbeat.discipline.discipline import Discipline
-from offbeat.discipline.named import as_discipline
 from offbeat.errors import ConfigError
 from offbeat.model import objective
 from offbeat.model.checks import check_copies, check_hooks, check_mode, check_model, check_sparse
@@ -38,8 +38,8 @@ def make_job(config: RunConfig) -> Job:
     """Check everything that can be checked before a run, and put it together."""
     if config.workers > _MOST:
         raise ConfigError(f"workers must be at most {_MOST:,}, not {config.workers:,}")
-    discipline = as_discipline(config.discipline)
-    filled = discipline.for_workers(config.workers)
+    course = as_course(config.discipline)
+    filled = course.for_workers(config.workers).first
     model, accumulate = config.model, config.accumulate
     check_model(model)
     if config.loss is not None:
@@ -61,13 +61,13 @@ def make_job(config: RunConfig) -> Job:
             accumulate,
             cut,
         ),
-        discipline,
+        course,
         config.workers,
         config.batch_size * accumulate,
         config.epochs,
         config.seed,
         _codec(config.codec),
-        _pull_codec(config, discipline),
+        _pull_codec(config, course.first),
         config.nonfinite,
         _hash_every(config.hash_every, model),
         config.drop_last,
@@ -103,7 +103,7 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
         return None
     clip, size, model = config.clip, config.batch_size, config.model
     around = RunAround(
-        as_discipline(config.discipline),
+        as_course(config.discipline),
         size,
         config.accumulate,
         isinstance(config.loss, BatchLoss),
@@ -255,8 +255,6 @@ def _check_length(job: Job) -> None:
 
 def _expected_versions(job: Job) -> int:
     """About how many updates a run makes, if nobody is lost."""
-    filled = job.discipline.for_workers(job.workers)
-    together, steps = filled.gather.together(job.workers), filled.send.local_steps
     rest = 0 if job.drop_last else job.batch_size - 1
     leases = job.epochs * ((job.samples + rest) // job.batch_size)
-    return -(-leases // (together * steps))
+    return job.course.for_workers(job.workers).versions(leases, job.workers)

@@ -163,6 +163,17 @@ class EpochDone(Record, tag="epoch"):
     version: int
 
 
+class Turned(Record, tag="turn"):
+    """From `version` on another discipline holds, the one of the `stage`-th turn of the course."""
+
+    version: int
+    stage: int
+    discipline: str
+    rate: float = 1.0  # what it makes of the learning rate
+    why: str = ""
+    level: bool = False  # whether all clocks were set to that of the slowest
+
+
 class Evaluated(Record, tag="test"):
     """The store's parameters on the test set."""
 
@@ -176,5 +187,5 @@ class Evaluated(Record, tag="test"):
 Entry = (
     Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Left | Ended | Linked
     | Measured | Relaid | Rested
-    | EpochDone | Evaluated
+    | EpochDone | Turned | Evaluated
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,13 +23,15 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.report.score import Climbs, Judged, Kind
-from offbeat.report.words import counted
+from offbeat.report.words import counted, visible
 
 STEPS = 8192  # updates at most in a history; then it is thinned, and the log still has them all
 TESTS = 4096  # tests at most in a history
+MOST_TURNS = 8  # rows of a table
 
 
 class LinkFigures(msgspec.Struct):
@@ -113,6 +115,28 @@ class LayoutFigures(msgspec.Struct):
         self.idle_share = sum(p.idle_share for p in mine) / len(mine)
 
 
+class TurnFigures(msgspec.Struct):
+    """A change of the discipline: when, to what, with which rate, and why."""
+
+    time: float
+    version: int
+    discipline: str
+    rate: float
+    why: str
+
+    def __str__(self) -> str:
+        when = f"at {self.time:.4g} s, version {self.version:,}"
+        return visible(f"to {self.discipline} {when}, rate × {self.rate:.3g}: {self.why}")
+
+
+def turn_rows(turns: Sequence[TurnFigures]) -> list[str]:
+    """The turns of a course in words; of many the first, and the last."""
+    rows = [str(turn) for turn in turns]
+    if len(rows) > MOST_TURNS:
+        rows[MOST_TURNS - 2 : -1] = [f"{len(rows) - MOST_TURNS + 1:,} more"]
+    return rows
+
+
 class Summary(msgspec.Struct):
     """What a run came to. Two simulations with the same seed give equal summaries."""
 
@@ -148,6 +172,7 @@ class Summary(msgspec.Struct):
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
+    turns: list[TurnFigures] = []  # of the course, in order; a discipline that holds has none
     turned_away: int = 0  # connections from others that did not belong to the run
 
     def to_dict(self) -> dict[str, Any]:
@@ -296,6 +321,7 @@ class Tally(Listener):
         self.staleness: Counter[int] = Counter()
         self.updates = self.samples = self.dropped = self.refused = self.lost = self.skipped = 0
         self.left: set[int] = set()
+        self.turns: list[TurnFigures] = []
         self.ended_by: int | None = None
         self.seconds = 0.0
         self.hash = ""
@@ -338,6 +364,9 @@ class Tally(Listener):
             self.figures[record.worker].communication += record.communication
         elif isinstance(record, Refused):
             self.refused += 1
+        elif isinstance(record, Turned):
+            told = (record.time, record.version, record.discipline, record.rate, record.why)
+            self.turns.append(TurnFigures(*told))
         elif isinstance(record, Lost):
             self.lost += 1
         elif isinstance(record, Left):
@@ -440,5 +469,6 @@ class Tally(Listener):
             metric_name=self.metric.name if self.metric else "",
             left=sorted(self.left),
             ended_by=self.ended_by,
+            turns=list(self.turns),
             wire_bytes=sum(w.link.sent + w.link.received for w in self.figures if w.link),
         )

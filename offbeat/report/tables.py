@@ -25,6 +25,7 @@ from offbeat.report.summary import (
     ProcessFigures,
     Summary,
     WorkerFigures,
+    turn_rows,
 )
 from offbeat.report.words import counted, times, visible
 
@@ -134,6 +135,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             f"{counted(summary.samples, 'sample')} in {seconds(summary.seconds)} s",
         ),
         ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
+        *(("turn", row) for row in turn_rows(summary.turns)),
     ]
     if summary.metric is not None:
         rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))

@@ -209,6 +209,12 @@ def round_over(cells: Cells, worker: int) -> None:
         cells[Row.BINDING, worker] = cells.item(Row.CLOCK, worker)
 
 
+def level(cells: Cells) -> None:
+    """From here on everybody who binds others is as far as the slowest, so nobody is ahead."""
+    bound = cells[Row.BINDING] != UNBOUND
+    cells[Row.CLOCK, bound] = cells[Row.BINDING, bound] = slowest(cells)
+
+
 def blame(cells: Cells, worker: int, other: int) -> None:
     """Note whom a waiting worker waits for: the one furthest behind, if it binds others."""
     cells[Row.BLOCKER, worker] = NOBODY if cells.item(Row.BINDING, other) == UNBOUND else other

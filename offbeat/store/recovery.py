@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from offbeat.data.lease import Lease
-from offbeat.log.records import Dropped, Entry, EpochDone, Joined, Updated
+from offbeat.log.records import Dropped, Entry, EpochDone, Joined, Turned, Updated
 from offbeat.store.board import Row, State
 from offbeat.store.store import Store
 
@@ -28,6 +28,8 @@ def fold(store: Store, records: Iterable[Entry], now: float) -> None:
             store.cells[Row.STATE, record.worker] = State.ACTIVE
         elif isinstance(record, EpochDone):
             told.add(record.epoch)
+        elif isinstance(record, Turned):
+            store.enter_stage(record.stage)
         elif isinstance(record, Updated):
             store.version = record.version
             for part in record.parts:
@@ -41,4 +43,5 @@ def fold(store: Store, records: Iterable[Entry], now: float) -> None:
     store.epoch = max([store.epoch, *(epoch + 1 for epoch in closed)])
     store.parameters.advance(store.version, store.epoch)
     store.close_epochs([epoch for epoch in closed if epoch not in told], now)
+    store.turn_if_due(now)  # the last update may be on record, and what it led to not yet
     store.vacate(now)

@@ -4,6 +4,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from offbeat.data.lease import Lease, Leases
+from offbeat.discipline.course import Course, Turn, as_course
 from offbeat.discipline.discipline import Discipline
 from offbeat.log.log import Log
 from offbeat.log.records import (
@@ -17,6 +18,7 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.store import board
@@ -47,7 +49,7 @@ class Store:
 
     def __init__(
         self,
-        discipline: Discipline,
+        course: Course | Discipline,
         workers: int,
         leases: Leases,
         log: Log,
@@ -57,7 +59,9 @@ class Store:
         witness: Witness | None = None,
     ):
         """`witness` keeps what has been learnt in a place that outlives this process."""
-        self.discipline = discipline.for_workers(workers)
+        self.course = as_course(course)
+        self._filled = self.course.for_workers(workers)
+        self.stage = 0  # how many turns have been made
         self.cells = board.new_board(workers) if cells is None else cells
         self.leases, self.log, self.parameters = leases, log, parameters
         self.hash_every, self.witness = hash_every, witness
@@ -66,6 +70,20 @@ class Store:
         self.epoch = 0  # epochs done
         self.gives_up = False  # whether samples have been dropped or skipped
         self.gathered: list[Contribution] = []
+        self._obey()
+        self._low, self._last = board.UNBOUND, 0  # the smallest binding clock, and whose it is
+        self._sure = False  # whether these two still hold
+        self._moved = False  # whether a waiting worker may have been released
+        self._waiting: set[int] = set()  # all who wait, and perhaps some who do no longer
+
+    # ------------------------------------------------------------ the course
+
+    def _obey(self) -> None:
+        """Hold to the discipline of this stage."""
+        filled, stage = self._filled, self.stage
+        self.discipline = filled.stages[stage]
+        self._rate = filled.turns[stage - 1].rate or 0.0 if stage else 1.0
+        self._next = filled.turns[stage] if stage < len(filled.turns) else None
         send, gather = self.discipline.send, self.discipline.gather
         self._barrier = gather.barrier
         self._single = gather.k == 1
@@ -73,10 +91,38 @@ class Store:
         self._free = not self._barrier and self.discipline.wait is None
         self._steps, self._by_speed = send.local_steps, send.by_speed
         self._hashes = self.discipline.ordered  # else nobody knows what others write meanwhile
-        self._low, self._last = board.UNBOUND, 0  # the smallest binding clock, and whose it is
-        self._sure = False  # whether these two still hold
-        self._moved = False  # whether a waiting worker may have been released
-        self._waiting: set[int] = set()  # all who wait, and perhaps some who do no longer
+
+    def turn_if_due(self, now: float) -> None:
+        """Change the discipline, if it is time; at this moment nothing is gathered.
+
+        What is under way is judged by the new one when it comes, and whoever waits is released
+        by it.
+        """
+        while (turn := self._next) is not None and self._due(turn):
+            before = self.discipline.wait
+            self.enter_stage(self.stage + 1)
+            level = self.discipline.wait not in (None, before)
+            if level:  # else the first would wait for all steps of the past
+                board.level(self.cells)
+            self._look_again()
+            self._moved = True
+            told = str(self.course.turns[self.stage - 1].discipline)
+            self.log.write(Turned(now, self.version, self.stage, told, self._rate, turn.why, level))
+
+    def enter_stage(self, stage: int) -> None:
+        """So many turns have been made."""
+        self.stage = stage
+        self._obey()
+
+    def _look_again(self) -> None:
+        """Take who waits, and for whom, from the board."""
+        self._waiting = set(self.cells[Row.WAITING].nonzero()[0].tolist())
+        self._sure = False
+
+    def _due(self, turn: Turn) -> bool:
+        ledger = self.leases.ledger
+        samples = ledger.samples * self.leases.epochs
+        return turn.due(self.version, self.applied + self.given_up, samples)
 
     # ------------------------------------------------------------ workers come and go
 
@@ -204,7 +250,7 @@ class Store:
         self._sure &= cells.item(Row.BINDING, worker) > self._low
         board.tick(cells, worker, len(part.leases), part.compute)
         part.staleness = self.version - part.base
-        part.weight = self.discipline.weigh.factor(part.staleness)
+        part.weight = self.discipline.weigh.factor(part.staleness) * self._rate
         if self._limit is not None and part.staleness > self._limit:
             self._drop(part, now)
             return Admission.DROPPED
@@ -282,6 +328,8 @@ class Store:
             if closed:
                 self.close_epochs(closed, now)
         self._moved |= self._barrier  # under slack only clocks release anybody
+        if self._next is not None:
+            self.turn_if_due(now)
 
     def close_epochs(self, epochs: list[int], now: float) -> None:
         """These epochs are done, and the schedules may move on."""
@@ -294,7 +342,7 @@ class Store:
 
     def hold(self, worker: int) -> list[int]:
         """`worker` wants to go on; returns all who may go now, itself among them or not."""
-        if self._free:
+        if self._free and not self._waiting:
             return [worker]
         self.cells[Row.WAITING, worker] = 1
         self._waiting.add(worker)
@@ -306,7 +354,7 @@ class Store:
 
     def released(self, asking: int | None = None) -> list[int]:
         """Waiting workers that may go on since the board last moved, and `asking` if it may."""
-        if self._free:
+        if self._free and not self._waiting:
             return []
         if not self._barrier and not self._sure:
             self._last = board.furthest_behind(self.cells)
@@ -345,6 +393,7 @@ class Store:
         return {
             "version": self.version,
             "epoch": self.epoch,
+            "stage": self.stage,
             "board": self.cells[: Row.LINK].tolist(),  # links are made anew
             "low": self._low,
             "moved": self._moved,
@@ -364,10 +413,10 @@ class Store:
 
     def load(self, state: dict[str, Any]) -> None:
         self.version, self.epoch = state["version"], state["epoch"]
+        self.enter_stage(state.get("stage", 0))  # runs of before had one discipline throughout
         self.cells[: Row.LINK] = state["board"][: Row.LINK]
         self._low, self._moved = state["low"], state["moved"]
-        self._waiting = set(self.cells[Row.WAITING].nonzero()[0].tolist())
-        self._sure = False
+        self._look_again()
         self.leases.load(state["leases"])
 
     def load_alone(self, state: dict[str, Any]) -> None:

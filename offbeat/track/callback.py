@@ -141,8 +141,8 @@ class Callback(Listener):
             raise ConfigError(f"every must be at least 1, not {self.every}")
         workers = store.cells.shape[1]
         settings = dict(self._settings)
-        if "discipline" not in settings and hasattr(store, "discipline"):
-            settings["discipline"] = str(store.discipline)
+        if "discipline" not in settings and hasattr(store, "course"):
+            settings["discipline"] = str(store.course)
         self.on_begin(Begin(workers, samples, settings))
         names = (str(settings.get("discipline", "")), str(settings.get("engine", "")))
         self._follower = _Follower(self, store, Tally(workers, history=False), samples, names)

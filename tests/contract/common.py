@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import offbeat as ob
 from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.data.reader import Reader
+from offbeat.discipline.course import as_course
 from offbeat.engine.sim import compute_times as pace
 from offbeat.log.log import read
 from offbeat.log.records import Updated
@@ -200,8 +201,7 @@ def packs_pulls(discipline: ob.Discipline) -> bool:
 
 
 def optimizer_for(discipline: ob.Discipline | str, factory: Any = MOMENTUM) -> Any:
-    value = ob.parse(discipline) if isinstance(discipline, str) else discipline
-    return None if value.brings_rule else factory
+    return None if as_course(discipline).first.brings_rule else factory
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

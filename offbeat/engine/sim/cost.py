@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from offbeat.config.checks import at_least
 from offbeat.config.job import CostJob, CostOnly
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
-from offbeat.discipline.named import as_discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.engine.sim.network_simulation import simulation
 from offbeat.log.log import Listener, Log
@@ -28,7 +28,7 @@ def _no_collection() -> Iterator[None]:
 
 def estimate(
     cluster: Cluster | str,
-    discipline: Discipline | str,
+    discipline: Discipline | Course | str,
     *,
     steps: int = 100,
     batch_size: int = 32,
@@ -44,13 +44,13 @@ def estimate(
         ("seed", seed, 0),
     ):
         at_least(name, value, least)
-    discipline = as_discipline(discipline)
-    discipline.check_order()
+    course = as_course(discipline)
+    course.first.check_order()
     if isinstance(cluster, str):
         cluster = Cluster.read(cluster)
     workers = len(cluster)
     samples = workers * steps * batch_size
-    job = CostJob(CostOnly(model_bytes, samples), discipline, workers, batch_size, 1, seed)
+    job = CostJob(CostOnly(model_bytes, samples), course, workers, batch_size, 1, seed)
     log, tally = Log(), Tally(workers, history=False)
     log.listeners += [tally, *listeners]
     store = job.make_store(log)
@@ -60,4 +60,4 @@ def estimate(
         while sim.step():
             pass
     ledger = store.leases.ledger.summary()
-    return tally.summary(str(job.discipline), "cost only", ledger, {"store": 0, "worker": 0}, "")
+    return tally.summary(str(job.course), "cost only", ledger, {"store": 0, "worker": 0}, "")
