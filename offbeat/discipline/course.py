@@ -80,7 +80,8 @@ class Course:
     """What a run begins with, and its turns in order; without any, one discipline throughout.
 
     A turn is made right after an update, which has taken all that was gathered. What workers send
-    and what the store applies stay the same, so nothing that a worker or a rule keeps is lost.
+    and what the store applies stay the same, so nothing that a worker or a rule keeps is lost;
+    how often they send it may change.
     """
 
     first: Discipline
@@ -148,7 +149,7 @@ def _check_pair(first: Discipline, other: Discipline) -> None:
     if any(one.pairs or one.send.in_place for one in (first, other)):
         own = first if first.pairs or first.send.in_place else other
         why = f"under {own} workers have the parameters to themselves"
-    elif first.send != other.send:
+    elif first.send.lasting != other.send.lasting:
         why = f"{first} and {other} do not send the same"
     elif first.apply != other.apply:
         why = f"{first} and {other} have different rules, which keep different things"

@@ -51,6 +51,11 @@ class Send:
         """What the store's rule is given: what it keeps of one means nothing for another."""
         return "gradients"
 
+    @property
+    def lasting(self) -> "Send":
+        """What of it stays throughout a course: how many steps come next is told with each pull."""
+        return self
+
     def for_workers(self, workers: int) -> "Send":
         """The same with every number filled in that depends on `workers`."""
         return self
@@ -111,6 +116,10 @@ class Change(Send):
         return self.every
 
     @property
+    def lasting(self) -> Send:
+        return dataclasses.replace(self, every=1, by_speed=False)
+
+    @property
     def averages_state(self) -> bool:
         return self.state == "average"
 
@@ -137,6 +146,10 @@ class Elastic(Send):
     @property
     def local_steps(self) -> int:
         return self.every
+
+    @property
+    def lasting(self) -> Send:
+        return dataclasses.replace(self, every=1)
 
     @property
     def descends(self) -> str:

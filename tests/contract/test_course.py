@@ -36,6 +36,8 @@ STAGES = [
     *("ringmaster:2,redo=yes", "bsp:backup=1,redo=yes"),
 ]
 SUMS = [f"custom:send=accumulated(push=2,fetch=2),gather={one}" for one in ("count", "count(k=2)")]
+PERIODS = ["local:3", "local:1"]
+SPRINGS = ["easgd:3", "easgd:1"]
 CHANGES = ["local:2", "custom:send=change(every=2),gather=count,apply=rule(sgd)"]
 
 
@@ -140,6 +142,17 @@ def test_slack_is_counted_from_the_turn(sim_only):
                 assert max(steps) - min(steps) <= 2  # slack, and the step under way
 
 
+def test_workers_are_told_how_many_steps_come_next(sim_only):
+    records = Records()
+    run(
+        sim_only, problem(samples=160), "switch:local:1,local:4,at=v5,local:2,at=v8", workers=2,
+        listeners=[records],
+    )  # fmt: skip
+    steps = {r.version: {len(p.leases) for p in r.parts} for r in records.of(Updated)}
+    assert [steps[version] for version in range(1, 10)] == [{1}] * 5 + [{4}] * 3 + [{2}]
+    assert [turn.rate for turn in turns_of(records.all)] == [1.0, 1.0]
+
+
 # ---------------------------------------------------------------- replay and faults
 
 
@@ -177,9 +190,13 @@ def _possible(course: Course, workers: int) -> Course:
     return ob.Switch(fits(course.first), *turns)
 
 
-@pytest.mark.parametrize("stages", [SUMS, CHANGES], ids=["sums", "changes"])
+@pytest.mark.parametrize(
+    "stages",
+    [SUMS, CHANGES, PERIODS, SPRINGS],
+    ids=["sums", "changes", "periods", "springs"],
+)
 def test_others_that_send_the_same(engine, stages, tmp_path):
-    what, one, two = problem(samples=72), *stages
+    what, one, two = problem(samples=144), *stages
     run(engine, what, f"switch:{one},{two},at=v4,{one},at=v9", cluster=UNEVEN, out=tmp_path / "a")
     assert len(turns_of(check_run(tmp_path / "a", what))) == 2
 

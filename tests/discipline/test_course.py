@@ -17,6 +17,7 @@ EXAMPLES = [
     ob.Switch("local:4,state=reset", ob.Turn("custom:send=change(every=4,state=reset),"
               "gather=count,apply=rule(sgd)", "12.5%")),
     ob.Switch("asp", ob.Turn("ssp:3", "10%"), ob.Turn("bsp", "v900", 2.0), ob.Turn("asp", "95%")),
+    ob.Switch("local:4", ob.Turn("local:16", "10%")), ob.Switch("easgd", ob.Turn("easgd:2", "v5")),
     ob.Switch("downpour:push=4,fetch=2", ob.Turn("downpour:4,2", "5%")),
 ]  # fmt: skip
 
@@ -86,6 +87,7 @@ def test_how_many_versions_a_course_makes(leases: int, workers: int) -> None:
 
 
 def test_versions_of_a_switch() -> None:
+    assert as_course("switch:local:5,local:10,at=50%").versions(400, 4) == 10 + 5
     assert as_course("switch:bsp,asp,at=25%").versions(400, 4) == 25 + 300
     assert as_course("switch:bsp,asp,at=v10").versions(400, 4) == 10 + 360
     assert as_course("switch:bsp,asp,at=v900").versions(400, 4) == 100
@@ -116,6 +118,9 @@ def test_whether_anything_is_ever_dropped() -> None:
      ("switch:bsp,asp,at=5%,rate=-1", ["rate must lie between 0 and inf"]),
      ("switch:bsp,asp,at=50%,ssp:3,at=20%", ["at=20% comes after at=50%", "in order"]),
      ("switch:bsp,asp,at=v9,ssp:3,at=v9", ["at=v9 comes after at=v9"]),
+     ("switch:local:4,local:4,state=reset,at=5%", ["do not send the same"]),
+     ("switch:downpour,downpour:push=2,at=5%", ["do not send the same"]),
+     ("switch:easgd:alpha=0.1,easgd:alpha=0.2,at=5%", ["do not send the same"]),
      ("switch:bsp,local:4,at=5%", ["do not send the same", "a second run with start="]),
      ("switch:asp,gossip,at=5%", ["under gossip workers have the parameters to themselves"]),
      ("switch:hogwild,asp,at=5%", ["under hogwild workers have the parameters"]),
