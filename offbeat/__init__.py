@@ -22,6 +22,7 @@ The packages in the order in which a gradient meets them:
 
 from offbeat import codec, optim, track
 from offbeat.config.task import Metric, Task
+from offbeat.data.shares import EqualShares, GivenShares, SpeedShares
 from offbeat.discipline.course import Switch, Turn, parse
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import (
@@ -113,9 +114,11 @@ __all__ = [
     "Discipline",
     "Downpour",
     "Elastic",
+    "EqualShares",
     "Failure",
     "FedBuff",
     "GapAware",
+    "GivenShares",
     "Gossip",
     "Gradient",
     "History",
@@ -148,6 +151,7 @@ __all__ = [
     "Schedule",
     "Share",
     "SoftSync",
+    "SpeedShares",
     "StoreLink",
     "Summary",
     "Switch",

@@ -1,34 +1,39 @@
 """The front door for scripts: `with ob.join() as run`, and the loop is the user's own."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from offbeat.codec import Codec
 from offbeat.config.keywords import check_join, check_kinds
+from offbeat.config.run_config import RunConfig
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
+from offbeat.data.shares import Shares
 from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
 from offbeat.log.log import Listener
+from offbeat.log.records import Settings
 from offbeat.model.checks import Trained, check_script_loss
 from offbeat.model.table import Placement
 from offbeat.rules.constraint import Constraint
-from offbeat.rules.schedule import Schedule, Shown
+from offbeat.rules.schedule import Schedule
+from offbeat.rules.script_optimizer import ScriptOptimizer, SharedScheduler, taken_apart
 from offbeat.rules.updater import Clip
 from offbeat.split.layout import Layout
 from offbeat.split.script_model import ScriptModel
+from offbeat.worker.worker import ScriptStep
 
 Module = TypeVar("Module", bound=nn.Module)
 ONE_LOOP = "pass epochs=3 to batches; run.epoch says which one it is"
@@ -52,6 +57,7 @@ class Defaults(TypedDict, total=False):
     checkpoint_every: int | None
     listeners: Sequence[Listener]
     layout: Layout | str | None
+    shares: Shares | str | Sequence[float] | None
     token: str | Path | None  # of ranks on several hosts: a file, or "$NAME", a variable
 
 
@@ -74,15 +80,19 @@ class Member:
     def __init__(self, where: ScriptHost, defaults: Defaults):
         self._host, self._defaults = where, defaults
         self._model: nn.Module | None = None
-        self._optimizer: Optimizer | None = None
+        self._optimizer: ScriptOptimizer | None = None
+        self._rule: dict[str, Any] = {}  # what was said of it
+        self._schedulers: list[SharedScheduler] = []
         self._seat: Participant | None = None
         self._front: ScriptModel | None = None  # of a model that is split
         self._trained: Trained | None = None
         self._lease: Lease | None = None
         self._holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
+        self._begun = False  # whether the first samples have been asked for
         self._looked = False  # at what a loss is computed from
-        self._epoch = 0
+        self._epoch = self._made = 0  # the epoch of this batch; steps of this worker
+        self._own = True  # whether the rule is the script's
         self._stopping = False  # the run is to end for all after this step
         self._over = self._away = False  # no more batches, because it has ended, or was left
 
@@ -101,50 +111,84 @@ class Member:
 
     def optimizer(
         self,
-        factory: OptimizerFactory | None = None,
+        rule: torch.optim.Optimizer | OptimizerFactory | None = None,
         *,
         schedule: Schedule | None = None,
         clip: Clip | None = None,
         groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None = None,
         constrain: Constraint | str | Sequence[Constraint | str] | None = None,
-    ) -> "Optimizer":
-        """Makes the steps; `factory` is like `partial(torch.optim.SGD, lr=0.1)`.
+    ) -> ScriptOptimizer:
+        """Makes the steps: a `torch.optim.Optimizer` that hands them over.
 
-        Under a discipline that brings its own rule (asup, downpour) the factory is not used.
+        `rule` is an optimiser over the replica's parameters, as a plain loop has it, or a factory
+        such as `partial(torch.optim.SGD, lr=0.1)`. Under a discipline that brings its own rule
+        (asup, downpour) it is not used.
         """
+        if self._model is None:
+            raise ConfigError("optimizer before replica: write model = run.replica(Net()) first")
         if self._optimizer is not None:
             raise ConfigError("optimizer is called once: give parts of the model groups of theirs")
-        if isinstance(factory, torch.optim.Optimizer):
-            kind = type(factory).__name__
-            raise ConfigError(
-                "the optimiser is made over the store's tensors: pass a factory such as "
-                f"partial(torch.optim.{kind}, lr=0.1), not an optimiser"
-            )
-        self._optimizer = Optimizer(
-            self,
-            {
-                "optimizer": factory,
-                "schedule": schedule,
-                "clip": clip,
-                "groups": groups,
-                "constrain": constrain,
-            },
-        )
+        factory: OptimizerFactory | None
+        if isinstance(rule, torch.optim.Optimizer):
+            if groups is not None:
+                raise ConfigError("groups= is for a factory: this optimiser has its groups already")
+            factory, groups = taken_apart(rule, self._model)
+        else:
+            factory = rule
+        self._rule = {
+            "optimizer": factory,
+            "schedule": schedule,
+            "clip": clip,
+            "groups": groups,
+            "constrain": constrain,
+        }
+        self._optimizer = ScriptOptimizer(self._model, factory, groups, schedule, self._step)
         return self._optimizer
+
+    def scheduler(
+        self, scheduler: LRScheduler, per: Literal["batch", "epoch"] = "batch"
+    ) -> SharedScheduler:
+        """Let a scheduler of PyTorch's follow what all workers have done together.
+
+        It is made for a plain loop over all batches and stepped in the loop as there; `per` says
+        how often that is.
+        """
+        if self._optimizer is None or getattr(scheduler, "optimizer", None) is not self._optimizer:
+            raise ConfigError(
+                "run.scheduler takes a scheduler of what run.optimizer returned: write "
+                "run.scheduler(StepLR(optimizer, 30))"
+            )
+        if self._seat is not None:
+            raise ConfigError("scheduler after batches: call run.scheduler before the loop")
+        where = self._progress if per == "batch" else self._epoch_now
+        self._schedulers.append(SharedScheduler(scheduler, per, where))
+        return self._schedulers[-1]
+
+    def _progress(self) -> int:
+        return 0 if self._seat is None else self._seat.progress
+
+    def _epoch_now(self) -> int:
+        """That of the next batch; after the last one of all of them."""
+        if self._lease is None:
+            return self._epoch + self._over
+        return self._lease.epoch
 
     def batches(
         self,
-        dataset: Dataset[Any],
-        batch_size: int = 32,
+        dataset: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = None,
         *,
         epochs: int = 1,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         collate: Collate | None = None,
-        drop_last: bool = False,
-    ) -> Iterator[Any]:
+        drop_last: bool | None = None,
+    ) -> "Batches":
         """This worker's share of all batches of all epochs; each is followed by one step.
 
-        With `drop_last` an epoch ends with its last whole batch.
+        A `DataLoader` says the rest itself; of a dataset, samples are shuffled (`shuffle`) and
+        batches have 32 (`batch_size`). A single loop over them is all epochs; `for epoch in
+        batches.epochs()` makes it one loop for each. With `drop_last` an epoch ends with its last
+        whole batch.
         """
         if self._seat is not None:
             raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")
@@ -155,12 +199,6 @@ class Member:
                 "batches before optimizer: write "
                 "optimizer = run.optimizer(partial(torch.optim.SGD, lr=0.1)) first"
             )
-        if isinstance(dataset, DataLoader):
-            raise ConfigError(
-                "batches takes the dataset and not a DataLoader: write "
-                "run.batches(loader.dataset, batch_size=32), with collate= if you have one"
-            )
-        optimizer = self._optimizer
         self._trained = Trained(self._model)
         said: dict[str, Any] = {
             **self._defaults,
@@ -172,21 +210,24 @@ class Member:
             "collate": collate,
             "drop_last": drop_last,
             "origin": {"loop": Path(sys.argv[0]).name},
-            **optimizer.said,
+            **self._rule,
         }
         config = script_config(self._host.settle(said))
+        self._own = config.optimizer is not None
+        self._settings()
         self._seat = self._host.participant(config)
         if config.layout is not None:
             self._front = ScriptModel(self._model)
-        return self._each(self._seat)
+        return Batches(self, self._each(self._seat), config)
 
     # ------------------------------------------------------------ the loop
 
-    def _each(self, participant: Participant) -> Iterator[Any]:
-        self._lease = participant.next()
+    def _each(self, participant: Participant) -> Generator[Any, None, None]:
+        self._coming()
         while self._lease is not None:
             self._epoch = self._lease.epoch
             self._holds = True
+            self._follow()
             batch = participant.batch(self._lease)
             if self._front is not None:
                 self._front.begin(participant.stages, self._lease)
@@ -204,7 +245,36 @@ class Member:
                 )
         self._close()
 
-    def _step(self) -> None:
+    def _coming(self) -> Lease | None:
+        """The samples of the next batch, if there are any."""
+        assert self._seat is not None
+        if not self._begun:
+            self._begun = True
+            self._lease = self._seat.next()
+        return self._lease
+
+    def _follow(self) -> None:
+        """The rates of this batch, wherever the script has stepped its schedulers."""
+        for scheduler in self._schedulers:
+            if self._made == 1 and scheduler.per == "batch" and not scheduler.called:
+                raise ConfigError(
+                    "run.scheduler(...) was not stepped after a batch: call scheduler.step() after "
+                    "optimizer.step(), or pass per='epoch' if the loop steps it once an epoch"
+                )
+            scheduler.follow()
+
+    def _settings(self) -> Settings | None:
+        """What the script has set of its optimiser, if that is used."""
+        assert self._optimizer is not None
+        found = self._optimizer.settings()
+        if found is not None and not self._own:
+            raise ConfigError(
+                "the discipline brings its own rule, and the rate that was set in the script would "
+                "not be used: leave out what sets it, or use asp to apply your optimiser"
+            )
+        return found
+
+    def _step(self, closed: Any = None) -> None:
         if self._over:
             raise ConfigError("optimizer.step() after the loop: it belongs inside run.batches(...)")
         if self._seat is None or self._lease is None or not self._holds:
@@ -216,13 +286,20 @@ class Member:
         self._trained.check()
         if self._front is not None:
             self._front.check()
+        settings = self._settings()
+        if self._loss is None and closed is not None:
+            self.record(closed)
         self._holds = False
         loss, self._loss = self._loss, None
         try:
-            self._lease = self._seat.done(self._lease, loss, self._stopping)
+            step = ScriptStep(loss, settings)
+            self._lease = self._seat.done(self._lease, step, self._stopping)
         except BaseException:
             self._over = True  # whoever catches this is told nothing more
             raise
+        self._made += 1
+        assert self._optimizer is not None
+        self._optimizer.show(self._seat.version, self._seat.epochs, self._seat.progress)
         if self._lease is None:
             self._close()
 
@@ -304,45 +381,59 @@ class Member:
             self._seat.left(error)
 
 
-class Optimizer:
-    """Makes the steps of a script's loop; the rule itself works at the store or the worker."""
+class Batches(Iterator[Any]):
+    """A worker's batches: all of them in one loop, or in a loop for each epoch.
 
-    def __init__(self, member: Member, said: Mapping[str, Any]):
-        self._member, self.said = member, said
-        self._shown: Shown | None = None
+    ```
+    for epoch in batches.epochs():
+        for x, y in batches:
+    ```
+    """
 
-    def step(self, closure: None = None) -> None:
-        """Hand over the gradient of this batch; afterwards the model holds what was pulled."""
-        if closure is not None:
-            raise ConfigError("step takes no closure: compute the loss in the loop")
-        self._member._step()
+    def __init__(self, member: Member, flow: Generator[Any, None, None], config: RunConfig):
+        self._member, self._flow, self._config = member, flow, config
+        self._nested = False
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, as PyTorch does it."""
-        if self._member._model is not None:
-            self._member._model.zero_grad(set_to_none)
+    def __len__(self) -> int:
+        """Batches of an epoch, of all workers together."""
+        config = self._config
+        samples: int = len(config.data)  # type: ignore[arg-type]
+        rest = 0 if config.drop_last else config.batch_size - 1
+        return (samples + rest) // config.batch_size
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameters and settings, to be read; rates are those of the version the model holds."""
-        model, participant = self._member._model, self._member._seat
-        factory, groups = self.said["optimizer"], self.said["groups"]
-        if model is None or factory is None:
-            return []
-        if self._shown is None:
-            chosen: Any = groups(model) if groups else None
-            if chosen is None:
-                chosen = [p for p in model.parameters() if p.requires_grad]
-            self._shown = Shown(partial(factory, chosen), self.said["schedule"])
-        at = (0, 0) if participant is None else (participant.version, participant.epochs)
-        return [Fixed(group) for group in self._shown.groups(*at)]
+    def __next__(self) -> Any:
+        return next(self._flow)
 
+    def __iter__(self) -> Iterator[Any]:
+        return self._one_epoch() if self._nested else self
 
-class Fixed(dict[str, Any]):
-    """A group's settings, which only a schedule changes."""
+    def epochs(self) -> Iterator[int]:
+        """The epochs of which this worker gets samples; after a resume, those that are left."""
+        self._nested = True
+        begun = None
+        while not self._member._stopping and (lease := self._member._coming()) is not None:
+            if lease.epoch == begun:
+                raise ConfigError(
+                    "an epoch without a loop over its batches: write for x, y in batches inside "
+                    "for epoch in batches.epochs()"
+                )
+            begun = lease.epoch
+            yield begun
+        for _ in self._flow:  # the end is told after the last batch
+            raise AssertionError
 
-    def __setitem__(self, key: str, value: Any) -> NoReturn:
-        raise ConfigError(
-            f"{key} cannot be set here, because the rule works elsewhere: pass "
-            "schedule=ob.Schedule(...) or groups= to run.optimizer"
-        )
+    def _one_epoch(self) -> Iterator[Any]:
+        member = self._member
+        lease = member._coming()
+        epoch = 0 if lease is None else lease.epoch
+        try:
+            # Samples that another worker has lost come back later than their epoch.
+            while member._holds or ((lease := member._coming()) and lease.epoch <= epoch):
+                try:
+                    batch = next(self._flow)
+                except StopIteration:
+                    return
+                yield batch
+        except GeneratorExit:
+            self._flow.close()
+            raise

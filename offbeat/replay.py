@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.config.describe import (
     Recorded,
@@ -23,6 +23,7 @@ from offbeat.config.run_config import Options, RunConfig
 from offbeat.config.setup import make_job
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
+from offbeat.data.loader import unpacked
 from offbeat.engine.session import fixed_arithmetic
 from offbeat.errors import CheckpointError, ReplayMismatch
 from offbeat.folder.checkpoint import RunFolder, model_tensors
@@ -83,7 +84,7 @@ class Replay:
 def replay(
     folder: str | Path,
     model: nn.Module,
-    data: Dataset[Any],
+    data: Dataset[Any] | DataLoader[Any],
     loss: Loss,
     *,
     optimizer: OptimizerFactory | None = None,
@@ -147,9 +148,10 @@ def _config(told: Recorded, code: Mapping[str, Any], options: Mapping[str, Any])
     named = (
         *("discipline", "workers", "batch_size", "epochs", "seed", "numerics"),
         *("codec", "pull_codec"),
-        *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "constrain"),
+        *("nonfinite", "hash_every", "shuffle", "accumulate", "drop_last", "shares", "constrain"),
     )
-    return RunConfig(**{name: getattr(told, name) for name in named} | {**code, **options})
+    settings = {name: getattr(told, name) for name in named}
+    return RunConfig(**unpacked(settings | {**code, **options}))
 
 
 def _with_layout(config: RunConfig, layout: str | None) -> Job:
@@ -177,11 +179,12 @@ class _Replayer:
         self.waiting: dict[tuple[int, int, int], Contribution] = {}
         self.sequence: dict[int, int] = {}  # of each worker's last contribution
         self.resting: set[int] = set()
+        self.most = job.lease_range[1]  # samples of a lease
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
+        self.settled = 0  # samples that have been dealt with
         self.course = job.course.for_workers(job.workers)
         self.stage, self.rate = 0, 1.0  # how many turns were made, and what the last one made of it
-        self.done = 0  # samples dealt with
         self.late = False  # whether a turn was due when the last update had been made
 
     def overlap(self) -> None:
@@ -209,9 +212,9 @@ class _Replayer:
             self.parameters.wait(self.waiting[key])
         elif isinstance(record, Dropped):
             part = record.part
-            self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
+            made = self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
             if not record.redo:
-                self._deal_with(part.leases)
+                self.settled += made.part.samples
         elif isinstance(record, Joined):
             incarnation = record.incarnation
             if not (0 <= record.worker < self.job.workers and 0 <= incarnation < _MANY):
@@ -237,15 +240,18 @@ class _Replayer:
             if record.epoch != self.epoch:
                 raise _Differs(f"epoch {record.epoch} is done while epoch {self.epoch} goes on")
             self.epoch = record.epoch + 1
-            self.parameters.advance(self.version, self.epoch)
+            self._advance()
 
-    def _deal_with(self, leases: list[Lease]) -> None:
-        self.done += sum(lease.samples for lease in leases)
+    def _advance(self) -> None:
+        progress = self.store.leases.progress(self.settled)
+        self.parameters.advance(self.version, self.epoch, progress)
 
     def _due(self) -> bool:
         """Whether the course asks for a turn now."""
         turns, samples = self.course.turns, self.job.samples * self.job.epochs
-        return self.stage < len(turns) and turns[self.stage].due(self.version, self.done, samples)
+        return self.stage < len(turns) and turns[self.stage].due(
+            self.version, self.settled, samples
+        )
 
     def _turn(self, record: Turned) -> None:
         """Another discipline holds; the course has to say so too."""
@@ -274,7 +280,7 @@ class _Replayer:
         self.parameters = self.store.parameters
         self.parameters.averages.start = dict(before.averages.start)
         self.parameters.load(before.state(), before.meta())
-        self.parameters.advance(self.version, self.epoch)
+        self._advance()
         self.workers.clear()
         self.waiting.clear()
 
@@ -302,13 +308,14 @@ class _Replayer:
                 self.epoch,
                 self.parameters.of(record.worker),
                 self.parameters.updater_state,
+                self.store.leases.progress(self.settled),
             )
         )
 
     def _compute(self, worker: Worker, leases: list[Lease]) -> None:
         for lease in leases:
             here = 0 <= lease.start < lease.stop <= self.job.samples
-            if not here or lease.samples > self.job.batch_size:
+            if not here or lease.samples > self.most:
                 raise _Differs(f"samples {lease.start} to {lease.stop} are not in the data")
             if not 0 <= lease.epoch < self.job.epochs:
                 raise _Differs(f"epoch {lease.epoch} is not one of {self.job.epochs}")
@@ -347,10 +354,9 @@ class _Replayer:
                     f"worker {part.worker} meets {mine.part.partner}, the log says {part.partner}"
                 )
         self.version += 1
-        for part in record.parts:
-            self._deal_with(part.leases)
+        self.settled += sum(one.part.samples for one in group)
         self.late = self._due()
-        self.parameters.advance(self.version, self.epoch)
+        self._advance()
         if record.hash and self.version % self.every == 0:
             self.compared += 1
             here = self.parameters.digest()
@@ -368,6 +374,7 @@ class _Replayer:
             raise _Differs(
                 f"worker {part.worker} computed on version {mine.base}, the log says {part.base}"
             )
+        mine.settings = part.settings
         mine.staleness = self.version - mine.base
         mine.weight = self.course.stages[self.stage].weigh.factor(mine.staleness) * self.rate
         return contribution

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.config.run_config import Hosts, Local, Options, Simulated, configure
 from offbeat.config.setup import make_job
@@ -47,17 +47,17 @@ class TrainOptions(Options, total=False):
 
 def train(
     model: nn.Module,
-    data: Dataset[Any],
+    data: Dataset[Any] | DataLoader[Any],
     loss: Loss,
     *,
     discipline: Discipline | Course | str = "bsp",
     optimizer: OptimizerFactory | None = None,
     workers: int | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     epochs: int = 1,
     engine: str | None = None,
     cluster: Cluster | str | None = None,
-    test: Dataset[Any] | None = None,
+    test: Dataset[Any] | DataLoader[Any] | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -66,7 +66,8 @@ def train(
     """Train `model` on `data` with several workers under `discipline`; see `Options` for the rest.
 
     The model itself is trained, as a loop in PyTorch would do it, and is the run's `model`; if the
-    run fails or is stopped it is left as it was.
+    run fails or is stopped it is left as it was. A `DataLoader` is taken as it is: it says
+    batch_size (else 32), shuffle, collate and drop_last, and its sampler says the order.
     `optimizer` is a factory such as `partial(torch.optim.SGD, lr=0.1)`. The engine is "local",
     processes on this machine, or "sim", which a `cluster` implies. With `out` the run keeps its
     log and checkpoints in that folder; `resume` goes on with a run that was stopped.

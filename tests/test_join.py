@@ -3,6 +3,7 @@
 import copy
 import random
 import signal
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,16 +170,6 @@ def test_after_a_step_the_model_holds_it() -> None:
             assert model[0].weight.grad is None
 
 
-def test_param_groups_are_read_and_not_written() -> None:
-    with join() as run:
-        run.replica(nn.Linear(2, 1))
-        optimizer = run.optimizer(SGD)
-        (group,) = optimizer.param_groups
-        assert group["lr"] == 0.1
-        with pytest.raises(ob.ConfigError, match="schedule="):
-            group["lr"] = 0.2
-
-
 class Noisy(Dataset[Any]):
     """Draws from all three sources of chance."""
 
@@ -189,25 +180,42 @@ class Noisy(Dataset[Any]):
         return torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
 
 
-def test_chance_depends_on_the_seed_and_the_samples_alone() -> None:
-    def draws(disturb: int) -> list[Any]:
-        torch.manual_seed(disturb)
-        random.seed(disturb)
-        np.random.seed(disturb)
-        model, found = nn.Linear(3, 1), []
-        with join(seed=3) as run:
-            run.replica(model)
-            optimizer = run.optimizer(SGD)
-            for x in run.batches(Noisy(), batch_size=4):
-                model(x).sum().backward()
-                optimizer.step()
-                found.append((x, torch.rand(2), random.random(), np.random.rand()))
-        return found
+def children() -> list[str]:
+    """The names of the processes below this one."""
+    of = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    return [Path(f"/proc/{pid}/comm").read_text() for pid in of]
 
-    for one, other in zip(draws(1), draws(2), strict=True):
+
+def draws(disturb: int, readers: int = 0) -> list[Any]:
+    torch.manual_seed(disturb)
+    random.seed(disturb)
+    np.random.seed(disturb)
+    model, found = nn.Linear(3, 1), []
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=readers)
+    with join(seed=3) as run:
+        run.replica(model)
+        optimizer = run.optimizer(SGD)
+        for x in run.batches(loader):
+            model(x).sum().backward()
+            optimizer.step()
+            found.append((x, torch.rand(2), random.random(), np.random.rand()))
+    return found
+
+
+def assert_same_draws(mine: list[Any], others: list[Any]) -> None:
+    for one, other in zip(mine, others, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
         assert one[2:] == other[2:]
+
+
+def test_chance_depends_on_the_seed_and_the_samples_alone() -> None:
+    assert_same_draws(draws(1), draws(2))
+
+
+def test_a_script_alone_has_readers_too_and_they_change_no_chance() -> None:
+    assert_same_draws(draws(1), draws(1, readers=2))
+    assert not [child for child in children() if "offbeat reader" in child]
 
 
 # ---------------------------------------------------------------- a folder
@@ -332,24 +340,35 @@ def test_batches_before_replica_or_optimizer() -> None:
         run.batches(problem().data)
 
 
-def test_a_loader_instead_of_a_dataset() -> None:
+def test_a_loader_says_what_batches_would_be_told() -> None:
+    what = problem(samples=22)
+    model = copy.deepcopy(what.model)
+    with join(seed=5) as run:
+        run.replica(model)
+        optimizer = run.optimizer(MOMENTUM)
+        for x, y in run.batches(DataLoader(what.data, batch_size=4, shuffle=True), epochs=2):
+            what.loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_bits(model, plain(what, MOMENTUM, seed=5))
+
+
+def test_a_loader_and_its_loop_that_disagree() -> None:
     run, _, _ = member()
-    with pytest.raises(ob.ConfigError, match=r"loader\.dataset"):
-        run.batches(DataLoader(problem().data))  # type: ignore[arg-type]
+    with pytest.raises(ob.ConfigError, match="batch_size is 4, and 2 in the DataLoader"):
+        run.batches(DataLoader(problem().data, batch_size=2), batch_size=4)
 
 
 def test_other_mistakes() -> None:
-    run, model, optimizer = member()
+    run, model, _ = member()
     with pytest.raises(ob.ConfigError, match="replica is called once"):
         run.replica(model)
     with pytest.raises(ob.ConfigError, match="optimizer is called once"):
         run.optimizer(SGD)
-    with pytest.raises(ob.ConfigError, match="no closure"):
-        optimizer.step(lambda: None)
     with pytest.raises(ob.ConfigError, match="before its step"):
         run.record(1.0)
-    with pytest.raises(ob.ConfigError, match=r"partial\(torch\.optim\.SGD"):
-        join().optimizer(SGD(model.parameters()))  # type: ignore[arg-type]
+    with pytest.raises(ob.ConfigError, match=r"model = run\.replica"):
+        join().optimizer(SGD)
     with pytest.raises(ob.ConfigError, match="Module"):
         join().replica(3)  # type: ignore[type-var]
     with pytest.raises(ob.ConfigError, match="did you mean 'discipline'"):

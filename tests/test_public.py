@@ -15,6 +15,7 @@ PUBLIC = [
     "BatchLoss", "ByCount", "BySize", "ByWeight", "Callback", "Change", "CheckpointError", "Clip",
     "Clamp", "Cluster", "MaxNorm",
     "ConfigError", "Constant", "Count", "DelayCompensation", "DiLoCo", "Discipline", "Downpour",
+    "EqualShares", "GivenShares", "SpeedShares",
     "Elastic", "Failure", "FedBuff", "GapAware", "Gossip", "Gradient", "History", "Hogwild",
     "InPlace", "Interrupted", "Inverse", "Layout", "Listener", "LocalSGD", "Machine", "Member",
     "Metric",

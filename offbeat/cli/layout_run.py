@@ -14,7 +14,8 @@ from offbeat.cli.output import print_json
 from offbeat.cli.source import origin_of, recorded
 from offbeat.config.describe import recorded_optimizer, settings_of
 from offbeat.config.task import Task
-from offbeat.data.reader import Reader
+from offbeat.data.lease import Lease
+from offbeat.data.loader import in_order
 from offbeat.errors import CheckpointError, ConfigError
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.model.objective import BatchLoss
@@ -26,12 +27,12 @@ from offbeat.split.plan.explain import Explanation, explain
 
 def sample_of(task: Task, count: int) -> Any:
     """The inputs of the first batch of a task."""
-    reader = Reader(task.data, shuffle=False)
+    reader = in_order(task.data)
     if not 1 <= count <= len(reader):
         raise ConfigError(
             f"--batch-size must be from 1 to the {len(reader)} samples of the data, not {count}"
         )
-    batch = reader.fetch(torch.arange(count))
+    batch = reader.read(Lease(0, 0, count))
     if isinstance(task.loss, BatchLoss) or not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ConfigError(
             "the task's batches are not (inputs, target), so it is not known what the model takes: "

@@ -94,6 +94,14 @@ BatchSize = Annotated[int | None, _in(TRAINING, "Samples per step; else the task
 DropLast = Annotated[
     bool, _in(TRAINING, "Leave out what makes no whole batch at an epoch's end.", "--drop-last")
 ]
+Shares = Annotated[
+    str | None,
+    _in(
+        TRAINING,
+        "How the samples of a round are shared out: by speed, or a number for each worker.",
+        metavar="speed|1,2,4",
+    ),
+]
 Epochs = Annotated[int | None, _in(TRAINING, "Passes over the data, 1 unless given.")]
 Rate = Annotated[float | None, _in(TRAINING, "Learning rate; else the task's own.")]
 Codec = Annotated[

@@ -60,6 +60,7 @@ def run(
     shards: Annotated[
         int | None, options.training("Parts of the store, each with a process; else the script's.")
     ] = None,
+    shares: options.Shares = None,
     layout: options.Layout = None,
     seed: Annotated[int | None, options.training("Of order and times; else the script's.")] = None,
     out: options.Out = None,

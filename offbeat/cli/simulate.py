@@ -33,6 +33,7 @@ def simulate(
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
     drop_last: options.DropLast = False,
+    shares: options.Shares = None,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
     codec: options.Codec = None,
@@ -67,6 +68,7 @@ def simulate(
                 steps=100 if steps is None else steps,
                 batch_size=32 if batch_size is None else batch_size,
                 model_bytes=model_bytes or 0,
+                shares=shares,
                 seed=seed,
                 listeners=[progress, *watches],
             )

@@ -72,6 +72,7 @@ def store(
     codec: options.Codec = None,
     pull_codec: options.PullCodec = None,
     shards: Annotated[int | None, options.training("Parts of the store, each a process.")] = None,
+    shares: options.Shares = None,
     layout: options.Layout = None,
     seed: Annotated[int | None, options.training("Of the order; else the script's.")] = None,
     out: options.Out = None,

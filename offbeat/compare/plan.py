@@ -10,6 +10,7 @@ from offbeat.compare.speeds import RealSpeeds, Simulated, Speeds
 from offbeat.compare.spell import read_disciplines
 from offbeat.config.checks import at_least
 from offbeat.config.task import OptimizerFactory, Task
+from offbeat.data.shares import as_shares
 from offbeat.discipline.course import as_course
 from offbeat.errors import ConfigError
 from offbeat.report.score import read_target
@@ -58,6 +59,7 @@ class ComparisonPlan:
     layout: str | None = None  # of every replica; a device is then one replica
     batch_size: int | None = None  # of one worker; None takes the task's own
     drop_last: bool = False
+    shares: str | None = None  # of a round's samples; None is equal ones
     epochs: int | None = None  # enough for 500 steps of one device
     evaluate_every: int | None = None  # samples; once an epoch, and ten times a run at the least
     repeat: int = 1
@@ -126,6 +128,8 @@ class ComparisonPlan:
             course.for_workers(point.devices)
             if isinstance(self.on, Simulated):
                 course.first.check_order()
+            for one in course.stages:
+                as_shares(self.shares).check(one, point.devices)
         except ConfigError as error:
             return str(error)
         return ""
@@ -177,6 +181,7 @@ class ComparisonPlan:
             "evaluate_every": self.evaluate_every,
             "seed": self.seed,
             **({"drop_last": True} if self.drop_last else {}),
+            **({} if self.shares is None else {"shares": str(as_shares(self.shares))}),
         }
 
     def axes(self) -> dict[str, Any]:

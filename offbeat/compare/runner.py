@@ -11,6 +11,8 @@ from offbeat.compare.results import write_results
 from offbeat.compare.source import Given, Source
 from offbeat.config.describe import describe_optimizer
 from offbeat.config.task import Task
+from offbeat.data.loader import in_order, unpacked
+from offbeat.data.shares import as_shares
 from offbeat.discipline.course import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
 from offbeat.log.log import Listener
@@ -105,10 +107,11 @@ class _Runner:
         self.source, self.place, self.listeners = source, place, listeners
         self.watchers = [one for one in listeners if isinstance(one, Watcher)]
         self.tasks: tuple[int, Task] | None = None
-        self.samples = len(self.task(plan.seed).data)  # type: ignore[arg-type]
         first = self.task(plan.seed)
+        said = {"batch_size": first.batch_size} | unpacked({"data": first.data})
+        self.samples = len(in_order(first.data))
         self.plan = replace(
-            plan.fitted(self.samples, first.batch_size), target=_target(plan, first)
+            plan.fitted(self.samples, said["batch_size"]), target=_target(plan, first)
         )
         if self.plan.layout is not None and self.plan.batch_size is not None:
             check(self.plan.layout, self.task(plan.seed).model, self.plan.batch_size)
@@ -170,6 +173,7 @@ class _Runner:
         draft = self.place.begin(point)
         try:
             task = self.task(self.seed(point))
+            whole = {"drop_last": True} if self.plan.drop_last else {}  # a loader may say it
             with untouched(task.model):  # for the next point
                 run = train(
                     task.model,
@@ -187,8 +191,8 @@ class _Runner:
                     metric=task.metric,
                     origin=self.source.origin(self.seed(point)),
                     layout=self.plan.layout,
-                    drop_last=self.plan.drop_last,
-                    **self.plan.on.options(point.devices),
+                    shares=self.plan.shares,
+                    **whole | self.plan.on.options(point.devices),
                 )
         except Exception as error:
             reason = self._reason(error)
@@ -254,6 +258,8 @@ class _Runner:
             "learning rate": ", ".join(rates) if rates else usual,
             "seed": str(plan.seed),
         }
+        if plan.shares is not None:
+            found["shares"] = str(as_shares(plan.shares))
         if plan.layout is not None:
             found["layout"] = f"{plan.layout} for the replica of every device"
         return found if plan.repeat == 1 else found | {"repeats": str(plan.repeat)}

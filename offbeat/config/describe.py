@@ -12,6 +12,7 @@ from offbeat import optim
 from offbeat.config.job import NUMERICS, Job, Training
 from offbeat.config.run_config import RunConfig
 from offbeat.config.task import OptimizerFactory
+from offbeat.data.order import Reading
 from offbeat.errors import CheckpointError
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.model.table import count, fingerprint
@@ -50,7 +51,9 @@ def describe_job(config: RunConfig, job: Job) -> dict[str, Any]:
         "hash_every": job.hash_every,
         "numerics": job.numerics,
         "shuffle": numbers.reader.shuffle,
+        "order": _order_text(numbers.reader.reading),
         "drop_last": job.drop_last,
+        "shares": job.shares.told or None,
         "shards": count(numbers.placement),
         "optimizer": describe_optimizer(config.optimizer),
         "schedule": _describe_schedule(numbers),
@@ -70,12 +73,17 @@ def sketch(config: RunConfig) -> dict[str, Any]:
         "model": fingerprint(config.model),
         "batch_size": config.batch_size,
         "epochs": config.epochs,
-        "samples": len(config.data),  # type: ignore[arg-type]
+        "samples": len(config.reader()),
         "shuffle": config.shuffle,
+        "order": _order_text(config.reading),
         "drop_last": config.drop_last,
         "optimizer": describe_optimizer(config.optimizer),
         "constrain": [str(one) for one in constraints] or None,
     }
+
+
+def _order_text(reading: Reading) -> str | None:
+    return None if reading.order is None else str(reading.order)
 
 
 def _users_rule(numbers: Training) -> Recipe:
@@ -150,6 +158,7 @@ class Recorded(msgspec.Struct):
     threads: Threads = 1
     overlap: bool = False
     drop_last: bool = False
+    shares: str | None = None
     numerics: Annotated[int, msgspec.Meta(ge=1)] = 1
     constrain: Any = None
 

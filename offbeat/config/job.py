@@ -10,8 +10,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from offbeat.codec import Codec
+from offbeat.config.units import LeastTime
 from offbeat.data.lease import Leases
 from offbeat.data.reader import Reader
+from offbeat.data.shares import EQUAL, Shares
 from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
@@ -107,6 +109,7 @@ class AnyJob:
     hash_every: int = 1
     drop_last: bool = False  # whether an epoch ends with its last whole batch
     numerics: int = NUMERICS
+    shares: Shares = EQUAL  # of a round's samples
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -140,7 +143,22 @@ class AnyJob:
         return there % self.batch_size if self.drop_last and not few else 0
 
     def leases(self) -> Leases:
-        return Leases(self.samples, self.batch_size, self.epochs, self.left_out)
+        sizes = self.shares.sizes(self.batch_size, self.workers, self.unit)
+        return Leases(self.samples, self.batch_size, self.epochs, self.left_out, sizes)
+
+    @property
+    def unit(self) -> int:
+        """Sizes of leases are multiples of this."""
+        return 1
+
+    @property
+    def lease_range(self) -> tuple[int, int]:
+        """The fewest and the most samples of a lease, but for the end of an epoch."""
+        return self.shares.range(self.batch_size, self.workers, self.unit)
+
+    def least_time(self, seconds: float) -> LeastTime:
+        """Of a worker whose steps take so long, if they are emulated."""
+        return LeastTime(seconds, self.batch_size if self.shares.uneven else 0)
 
     def make_store(
         self, log: Log, flats: Sequence[Flat] | None = None, cells: Cells | None = None
@@ -214,6 +232,12 @@ class Job(AnyJob):
                 f"schedule={cut.layout.schedule} has several batches of a worker under way, and a "
                 "simulated worker does one thing at a time: use engine='local', or schedule=1f1b"
             )
+
+    @property
+    def unit(self) -> int:
+        """A lease is computed in this many pieces, of which none is to be empty."""
+        cut = self.content.cut
+        return self.content.accumulate if cut is None else cut.layout.pieces
 
     @property
     def skips(self) -> bool:

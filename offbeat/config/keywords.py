@@ -7,6 +7,7 @@ from typing import Any
 from offbeat.codec import Codec
 from offbeat.config.checks import at_least, yes_or_no
 from offbeat.config.text import nearest
+from offbeat.data.shares import Shares
 from offbeat.errors import ConfigError
 from offbeat.rules.schedule import Schedule
 from offbeat.rules.updater import Clip
@@ -76,6 +77,10 @@ def _listeners(value: Any) -> bool:
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "codec": (_is(str, Codec), "write text such as 'topk:0.01', or a value of ob.codec"),
     "pull_codec": (_is(str, Codec), "write text such as 'int8', or a value of ob.codec"),
+    "shares": (
+        _is(str, list, tuple, Shares),
+        "write 'speed', or a number for each worker, as in [1, 2, 4]",
+    ),
     "schedule": (_is(Schedule), "write ob.Schedule(factory)"),
     "clip": (_is(Clip), "write ob.Clip(norm=1.0)"),
     "policies": (

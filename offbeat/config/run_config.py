@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
 
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.codec import Codec
 from offbeat.config.checks import at_least, one_of
@@ -15,7 +15,10 @@ from offbeat.config.job import Job
 from offbeat.config.keywords import check_kinds, check_names
 from offbeat.config.task import Metric, OptimizerFactory, check_metric
 from offbeat.config.units import emulated
-from offbeat.data.reader import Collate
+from offbeat.data.loader import unpacked
+from offbeat.data.order import Reading
+from offbeat.data.reader import Collate, Reader
+from offbeat.data.shares import Shares
 from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
@@ -158,12 +161,13 @@ class RunConfig:
     shuffle: bool = True
     drop_last: bool = False
     seed: int = 0
-    test: Dataset[Any] | None = None
+    test: Dataset[Any] | DataLoader[Any] | None = None
     metric: Metric | None = None
 
     # How its workers keep step.
     discipline: Discipline | Course | str = "bsp"
     workers: int = USUAL
+    shares: Shares | str | Sequence[float] | None = None
     layout: Layout | str | None = None
     codec: Codec | str | None = None
     pull_codec: Codec | str | None = None
@@ -187,6 +191,7 @@ class RunConfig:
     watch: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)
     numerics: int | None = None  # how numbers are made: None is as ever, or as in the folder
+    reading: Reading = field(default_factory=Reading)  # as a DataLoader says it
 
     def __post_init__(self) -> None:
         check_kinds(vars(self))
@@ -201,12 +206,18 @@ class RunConfig:
                 "resume=True needs out=, a folder: name the one of the run to go on with"
             )
 
+    def reader(self) -> Reader:
+        """What makes batches of leases."""
+        return Reader(self.data, self.seed, self.shuffle, self.collate, self.reading)
+
 
 # ---------------------------------------------------------------- from keywords
 
 LOCAL = tuple(option.name for option in fields(Local))
-# All that a user may say; how numbers are made is said by a run folder alone.
-NAMES = (*(f.name for f in fields(RunConfig) if f.name != "numerics"), "cluster", *LOCAL)
+# All that a user may say; how numbers are made is said by a run folder alone, and how samples are
+# read by a DataLoader.
+_UNSAID = ("numerics", "reading")
+NAMES = (*(f.name for f in fields(RunConfig) if f.name not in _UNSAID), "cluster", *LOCAL)
 
 
 def anywhere(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,6 +240,7 @@ class Options(TypedDict, total=False):
     collate: Collate | None
     shuffle: bool
     drop_last: bool  # leave out the samples at the end of an epoch that make no whole batch
+    shares: Shares | str | Sequence[float] | None  # of a round's samples: "speed", or "1,2,4"
     nonfinite: Literal["stop", "skip"]
     hash_every: int | None  # versions between two hashes in the log; None: more for large models
     layout: Layout | str | None  # how each replica is split over processes: "pp=2"
@@ -237,7 +249,7 @@ class Options(TypedDict, total=False):
 def configure(given: Mapping[str, Any]) -> RunConfig:
     """The run that keywords ask for, by the names that `ob.train` has for them."""
     check_names(given, NAMES)
-    rest = dict(given)
+    rest = unpacked(given)
     workers, cluster = rest.pop("workers", None), rest.pop("cluster", None)
     workers = replicas_of(rest.get("layout"), workers, cluster is not None)
     if workers is not None:

@@ -15,7 +15,8 @@ from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.config.trial import check_single_samples, try_batch
 from offbeat.data.reader import Reader
-from offbeat.discipline.course import as_course
+from offbeat.data.shares import as_shares
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.model import objective
@@ -47,7 +48,10 @@ def make_job(config: RunConfig) -> Job:
     if config.layout is not None:
         check_hooks(model)
         check_copies(model)
-    reader = Reader(config.data, config.seed, config.shuffle, config.collate)
+    reader = config.reader()
+    shares = as_shares(config.shares)
+    for stage in course.stages:
+        shares.check(stage, config.workers)
     cut = cut_of(config, reader)
     placement = _placement(config.shards)
     job = Job(
@@ -72,6 +76,7 @@ def make_job(config: RunConfig) -> Job:
         _hash_every(config.hash_every, model),
         config.drop_last,
         numerics_of(config),
+        shares,
     )
     _check_constraints(job)
     job.check()
@@ -177,15 +182,17 @@ def _rules(discipline: Discipline, config: RunConfig) -> tuple[Recipe, Recipe | 
     mine: dict[str, Any] = {"schedule": config.schedule, "clip": config.clip}
     mine["constraints"] = limits
     if not discipline.steps_locally:
-        return Recipe(rule_factory(discipline, optimizer), groups, **mine), None
+        rule = rule_factory(discipline, optimizer)
+        return Recipe(rule, groups, **mine, users=not discipline.brings_rule), None
     if optimizer is None:
         raise ConfigError(
             f"{discipline} makes local steps: pass optimizer=partial(torch.optim.SGD, lr=0.1)"
         )
     plain: tuple[Group, ...] = ((tuple(name for names, _ in groups for name in names), {}),)
     if discipline.send.in_place:  # the store has nothing to apply
-        return Recipe(partial(torch.optim.SGD, lr=0.0), plain), Recipe(optimizer, groups, **mine)
-    store = Recipe(rule_factory(discipline, None), plain, constraints=limits)
+        nothing = Recipe(partial(torch.optim.SGD, lr=0.0), plain, users=False)
+        return nothing, Recipe(optimizer, groups, **mine)
+    store = Recipe(rule_factory(discipline, None), plain, constraints=limits, users=False)
     return store, Recipe(optimizer, groups, **mine)
 
 
@@ -242,19 +249,26 @@ def _check_length(job: Job) -> None:
     rule = recipe.factory(groups)
     length = getattr(recipe.schedule.factory(rule), "total_steps", None)
     per = recipe.schedule.per
-    expected = job.epochs if per == "epoch" else _expected_versions(job)
+    expected = {
+        "epoch": job.epochs,
+        "version": expected_updates(job.course, job.workers, _batches(job)),
+        "progress": _batches(job),
+    }[per]
     if isinstance(length, int) and not expected <= length <= expected * 5 / 4 + job.workers:
-        about = expected if per == "epoch" else f"about {expected}"
+        about = f"about {expected}" if per == "version" else expected
+        units = {"epoch": "epochs", "version": "versions", "progress": "batches"}[per]
         what = "its last rate holds from there on" if length < expected else "it will not be over"
         warnings.warn(
-            f"the schedule has {length} steps and this run {about} {per}s, so {what}: pass "
+            f"the schedule has {length} steps and this run {about} {units}, so {what}: pass "
             f"total_steps={expected} to last as long as the run",
             stacklevel=2,
         )
 
 
-def _expected_versions(job: Job) -> int:
-    """About how many updates a run makes, if nobody is lost."""
-    rest = 0 if job.drop_last else job.batch_size - 1
-    leases = job.epochs * ((job.samples + rest) // job.batch_size)
-    return job.course.for_workers(job.workers).versions(leases, job.workers)
+def _batches(job: Job) -> int:
+    return job.leases().progress(job.epochs * job.samples)
+
+
+def expected_updates(course: Course, workers: int, batches: int) -> int:
+    """About how many updates a run makes of so many batches, if nobody is lost."""
+    return course.for_workers(workers).versions(batches, workers)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.errors import ConfigError
 
@@ -24,7 +24,7 @@ class Metric:
     """
 
     name: str
-    fn: Callable[[nn.Module, Dataset[Any]], float]
+    fn: Callable[[nn.Module, Any], float]
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
@@ -48,9 +48,9 @@ class Task:
     """Model, data, loss and test set, with the rate and batch size that suit them."""
 
     model: nn.Module
-    data: Dataset[Any]
+    data: Dataset[Any] | DataLoader[Any]
     loss: Callable[..., torch.Tensor]
-    test: Dataset[Any] | None = None
+    test: Dataset[Any] | DataLoader[Any] | None = None
     optimizer: OptimizerFactory = partial(torch.optim.SGD, lr=0.1)
     batch_size: int = 32
     metric: Metric | None = None
@@ -72,7 +72,7 @@ class Task:
         return partial(self.optimizer, lr=lr)
 
 
-def check_metric(metric: Any, test: Dataset[Any] | None) -> None:
+def check_metric(metric: Any, test: Any) -> None:
     """Refuse what is no metric, and one that nothing would be measured with."""
     if metric is None:
         return

@@ -4,6 +4,7 @@ import io
 import os
 import warnings
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,28 +103,44 @@ def check_single_samples(job: Job, loss: Loss | None) -> None:
     A script computes its loss itself: there the model is tried on the first of what a batch has.
     """
     numbers = job.content
-    rest = job.samples % job.batch_size
-    always = job.samples >= job.batch_size and _smallest(numbers, job.batch_size) == 1
-    if not always and (not rest or _smallest(numbers, rest) > 1):
-        return
     if not any(isinstance(m, NORMS) and m.training for m in numbers.model.modules()):
+        return
+    found = _uneven_alone(job) if job.shares.uneven else _alone(job)
+    if found is None:
         return
     first = Lease(0, 0, 1)
     with copied(numbers.model) as model, torch.no_grad():
         numbers.reader.reseed(first)
         error = _error(model, numbers.reader.read(first), loss)
-    if error is not None and always:
-        raise ConfigError(
-            f"of the {job.batch_size} samples of a batch, some are computed alone, and the model's "
-            f"batch norm refuses that ({error}): write fewer microbatches, or a larger batch_size"
-        )
     if error is not None:
-        what = "" if rest == 1 else f" {rest} samples, of which one is computed alone,"
-        what = what or " one sample,"
+        what, remedy = found
         raise ConfigError(
-            f"the last batch of every epoch has{what} and the model's batch norm refuses that "
-            f"({error}): write drop_last=True to leave such samples out, or another batch_size"
+            f"{what}, and the model's batch norm refuses that ({error}): write {remedy}"
         )
+
+
+def _alone(job: Job) -> tuple[str, str] | None:
+    """Which samples are computed alone where leases are batches, and what to do about it."""
+    numbers, rest = job.content, job.samples % job.batch_size
+    if job.samples >= job.batch_size and _smallest(numbers, job.batch_size) == 1:
+        what = f"of the {job.batch_size} samples of a batch, some are computed alone"
+        return what, "fewer microbatches, or a larger batch_size"
+    if not rest or _smallest(numbers, rest) > 1:
+        return None
+    what = "one sample" if rest == 1 else f"{rest} samples, of which one is computed alone"
+    remedy = "drop_last=True to leave such samples out, or another batch_size"
+    return f"the last batch of every epoch has {what}", remedy
+
+
+def _uneven_alone(job: Job) -> tuple[str, str] | None:
+    """The same where leases have any size from the least on."""
+    fewest, most = job.lease_range
+    if all(_smallest(job.content, samples) > 1 for samples in range(fewest, most + 1)):
+        return None
+    what = f"with shares={job.shares} a batch may have a sample that is computed alone"
+    if job.content.accumulate > 1:
+        return what, "accumulate=1, or leave shares out"
+    return what, f"shares='{replace(job.shares, least=2 * job.unit)}'"  # type: ignore[type-var]
 
 
 def _smallest(numbers: Training, samples: int) -> int:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,3 +125,17 @@ def emulated(value: Sequence[float | str] | str, workers: int) -> tuple[float, .
     words = value.split(",") if isinstance(value, str) else list(value)
     seconds = tuple(duration(word) for word in words)
     return seconds * workers if len(seconds) == 1 else seconds
+
+
+@dataclass(frozen=True)
+class LeastTime:
+    """What an emulated step takes at the least; a lease of other than `samples` takes its share."""
+
+    seconds: float = 0.0
+    samples: int = 0  # 0: every lease takes as long
+
+    def of(self, samples: int) -> float:
+        return self.seconds * samples / self.samples if self.samples else self.seconds
+
+
+AS_FAST_AS_CAN_BE = LeastTime()

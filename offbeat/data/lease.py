@@ -1,12 +1,13 @@
 """Which samples a worker trains on: leases hand them out, the ledger says what became of each."""
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from offbeat.data.shares import LeaseSizes
 from offbeat.errors import ConfigError
 
 
@@ -131,7 +132,15 @@ def _from_runs(runs: list[list[int]]) -> dict[tuple[int, int], int]:
 class Leases:
     """Hands out the samples of all epochs, one lease at a time; those of the lost go out again."""
 
-    def __init__(self, samples: int, batch: int, epochs: int, left_out: int = 0):
+    def __init__(
+        self,
+        samples: int,
+        batch: int,
+        epochs: int,
+        left_out: int = 0,
+        sizes: LeaseSizes | None = None,
+    ):
+        """`sizes` says how many samples a worker gets at a time, if not `batch` always."""
         if samples < 1:
             raise ConfigError("the dataset is empty: there is nothing to train on")
         if batch < 1 or epochs < 1:
@@ -142,6 +151,7 @@ class Leases:
                 f"use batch_size={samples} or less"
             )
         self.batch, self.epochs = batch, epochs
+        self.sizes = LeaseSizes(batch) if sizes is None else sizes
         self.ledger = Ledger(samples, left_out)
         self.held: dict[int, list[Lease]] = {}
         self.returned: deque[Lease] = deque()
@@ -152,6 +162,11 @@ class Leases:
         """Every sample of every epoch has been dealt with."""
         return len(self.ledger.done) == self.epochs
 
+    def progress(self, settled: int) -> int:
+        """Batches that a plain loop has done when it is through with so many samples."""
+        samples = self.ledger.samples
+        return -(-samples // self.batch) * settled // samples
+
     @property
     def exhausted(self) -> bool:
         """Nothing to hand out now; what is held by others may still come back."""
@@ -160,33 +175,60 @@ class Leases:
     def issue(self, worker: int) -> Lease | None:
         """The next samples for `worker`, or None when there are none now."""
         if self.returned:
-            lease = self.returned.popleft()
+            lease = self._returned(worker)
         elif self.epoch < self.epochs:
-            lease = self._fresh()
+            lease = self._fresh(worker)
         else:
             return None
         self.held.setdefault(worker, []).append(lease)
         return lease
 
-    def _fresh(self) -> Lease:
-        stop = min(self.position + self.batch, self.ledger.samples)
-        lease = Lease(self.epoch, self.position, stop)
+    def _fresh(self, worker: int) -> Lease:
+        there = self.ledger.samples - self.position
+        start, stop = self.position, self.position + self._part(self.sizes.of(worker), there)
+        lease = Lease(self.epoch, start, stop)
+        self._go_to(stop)
+        return lease
+
+    def _returned(self, worker: int) -> Lease:
+        """The next one that has come back; of one that is too large for `worker`, a part."""
+        lease = self.returned.popleft()
+        size = self._part(self.sizes.of(worker), lease.samples)
+        if size < lease.samples:
+            self.returned.appendleft(lease._replace(start=lease.start + size))
+        return lease._replace(stop=lease.start + size)
+
+    def _part(self, size: int, there: int) -> int:
+        """How many of `there` samples in a row go out, so that not too few are left behind."""
+        least = self.sizes.least
+        if size >= there or there - size >= least:
+            return min(size, there)
+        return there - least if there >= 2 * least else there
+
+    def _go_to(self, stop: int) -> None:
         self.position = stop
         if stop == self.ledger.samples:
             self.epoch, self.position = self.epoch + 1, 0
-        return lease
 
     def recover(self, settled: Set[Lease]) -> None:
         """Nobody holds anything: all that was handed out and is not `settled` goes out again.
 
-        How far the handing out had come is known from what has been settled.
+        How far the handing out had come is known from what has been settled. In which pieces the
+        rest had gone out is not, so it is cut into batches.
         """
         out = {*self.returned, *(lease for held in self.held.values() for lease in held)}
         furthest = max(((lease.epoch, lease.stop) for lease in settled), default=(0, 0))
         while (self.epoch, self.position) < furthest:
-            out.add(self._fresh())
+            stop = furthest[1] if self.epoch == furthest[0] else self.ledger.samples
+            out.add(Lease(self.epoch, self.position, stop))
+            self._go_to(stop)
         self.held.clear()
-        self.returned = deque(sorted(out - settled))
+        self.returned.clear()
+        for epoch, start, stop in remaining(out, settled):
+            while start < stop:
+                size = self._part(self.batch, stop - start)
+                self.returned.append(Lease(epoch, start, start + size))
+                start += size
 
     def settle(self, worker: int, leases: Sequence[Lease], outcome: str) -> list[int]:
         """`worker`'s leases ended as `outcome`; returns the epochs that this completes."""
@@ -208,6 +250,7 @@ class Leases:
 
     def reclaim(self, worker: int) -> list[Lease]:
         """Take back what a lost worker held, to be issued before anything new."""
+        self.sizes.forget(worker)
         leases = self.held.pop(worker, [])
         self.returned.extend(leases)
         return leases
@@ -219,6 +262,7 @@ class Leases:
             "held": {str(worker): leases for worker, leases in self.held.items() if leases},
             "returned": list(self.returned),
             "ledger": self.ledger.state(),
+            **({"sizes": learnt} if (learnt := self.sizes.state()) else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -229,3 +273,23 @@ class Leases:
         }
         self.returned = deque(Lease(*lease) for lease in state["returned"])
         self.ledger.load(state["ledger"])
+        if "sizes" in state:
+            self.sizes.load(state["sizes"])
+
+
+def remaining(leases: Iterable[Lease], settled: Iterable[Lease]) -> list[Lease]:
+    """The samples of `leases` that are not `settled`, in ranges as long as can be, in order."""
+    edges: dict[tuple[int, int], int] = {}
+    for sign, several in ((1, leases), (-1, settled)):
+        for epoch, start, stop in several:
+            edges[epoch, start] = edges.get((epoch, start), 0) + sign
+            edges[epoch, stop] = edges.get((epoch, stop), 0) - sign
+    found: list[Lease] = []
+    depth, since = 0, 0
+    for epoch, place in sorted(edges):
+        before, depth = depth, depth + edges[epoch, place]
+        if before <= 0 < depth:
+            since = place
+        elif depth <= 0 < before:
+            found.append(Lease(epoch, since, place))
+    return found

@@ -1,10 +1,11 @@
-"""A thread that reads batches before they are asked for, into a queue with few places."""
+"""Threads that read batches before they are asked for, into a queue with few places."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
@@ -19,22 +20,50 @@ DRAWS = (
 )
 
 
+AHEAD = 2  # batches that a reader thread reads ahead
+
+
+class Read(NamedTuple):
+    """A batch, and where its reading has left the generators, if that was done elsewhere."""
+
+    batch: Any
+    chance: RandomState | None = None
+
+
+class Source(Protocol):
+    """Something that reads batches elsewhere: a process that has generators of its own."""
+
+    def read(self, lease: Lease) -> Read:
+        """The batch of `lease`."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class Prefetcher(Reader):
     """Reads what it is told of, in that order; `read` takes it from the queue.
 
-    The queue is bounded by what it is told of: a worker holds only so many leases ahead.
+    The queue is bounded by what it is told of: a worker holds only so many leases ahead. Without
+    `sources` it reads here, in a thread; otherwise each of them has one that waits for it. What
+    comes from a source leaves the generators as if it had been read here: who reads, and how many,
+    changes nothing that is drawn.
     """
 
-    def __init__(self, reader: Reader):
-        super().__init__(reader.dataset, reader.seed, reader.shuffle, reader.collate)
-        self.told: SimpleQueue[Lease] = SimpleQueue()
-        self.batches: dict[Lease, Any] = {}
+    def __init__(self, reader: Reader, sources: Sequence[Source] = ()):
+        super().__init__(
+            reader.dataset, reader.seed, reader.shuffle, reader.collate, reader.reading
+        )
+        self.sources = sources
+        self.told: SimpleQueue[Lease | None] = SimpleQueue()
+        self.batches: dict[Lease, Read | Exception] = {}
         self.came = threading.Condition()
         self.expected: set[Lease] = set()
         self.awaited: Lease | None = None  # until it is there, only the reader does anything
-        self.reading = self.waited = 0.0  # seconds spent reading, and seconds a step had to wait
+        self.busy = self.waited = 0.0  # seconds spent reading, and seconds a step had to wait
         self.depths = self.takes = 0
-        threading.Thread(target=self._work, name="offbeat reader", daemon=True).start()
+        for read in [source.read for source in sources] or [self._read]:
+            work = partial(self._work, read)
+            threading.Thread(target=work, name="offbeat reader", daemon=True).start()
 
     def announce(self, lease: Lease) -> None:
         """This one will be asked for."""
@@ -58,46 +87,55 @@ class Prefetcher(Reader):
                 self.awaited = lease
                 self.came.wait()
             self.expected.discard(lease)
-            batch = self.batches.pop(lease)
+            found = self.batches.pop(lease)
         self.waited += time.perf_counter() - start
-        if isinstance(batch, Exception):
-            raise batch
-        return batch
+        if isinstance(found, Exception):
+            raise found
+        if found.chance is not None:
+            found.chance.recall()
+        return found.batch
 
-    def _work(self) -> None:
-        while True:
-            lease = self.told.get()
+    def close(self) -> None:
+        """Read nothing more."""
+        for _ in range(len(self.sources) or 1):
+            self.told.put(None)
+        for source in self.sources:
+            source.close()
+
+    def _work(self, read: Callable[[Lease], Read]) -> None:
+        while (lease := self.told.get()) is not None:
             if lease not in self.expected:
                 continue
             start = time.perf_counter()
+            found: Read | Exception
             try:
-                batch = self._read(lease)
+                found = read(lease)
             except Exception as error:  # raised where the batch is asked for
-                batch = error
-            self.reading += time.perf_counter() - start
+                found = error
             with self.came:
+                self.busy += time.perf_counter() - start
                 if lease in self.expected:
-                    self.batches[lease] = batch
+                    self.batches[lease] = found
                     self.came.notify()
                 if lease == self.awaited:
                     self.awaited = None
 
-    def _read(self, lease: Lease) -> Any:
+    def _read(self, lease: Lease) -> Read:
         """Whoever reads ahead has said that nothing is drawn; where it can be seen, it is."""
         with self.came:
             alone = self.awaited is not None
         if not alone:
-            return super().read(lease)
+            return Read(super().read(lease))
         batch, drawn = _draws(lambda: Reader.read(self, lease))
         if drawn:
             raise RunError(f"batches are read ahead, but {DRAWS}")
-        return batch
+        return Read(batch)
 
     def figures(self) -> dict[str, float]:
         """How full the queue was, and which share of reading was hidden behind computing."""
         if not self.takes:
             return {}
-        hidden = 1 - min(1.0, self.waited / self.reading) if self.reading else 1.0
+        hidden = 1 - min(1.0, self.waited / self.busy) if self.busy else 1.0
         return {"input_queue": self.depths / self.takes, "reading_hidden": hidden}
 
 
@@ -114,7 +152,9 @@ def worth_it(reader: Reader) -> bool:
 
 def cannot_draw(reader: Reader) -> bool:
     """Whether batches are made without any code of the user's, and so without chance."""
-    return reader.collate is None and _cannot_draw(reader.dataset)
+    order = reader.reading.order
+    known = reader.collate is None and (order is None or order.quiet)
+    return known and _cannot_draw(reader.dataset)
 
 
 def _cannot_draw(data: Any) -> bool:

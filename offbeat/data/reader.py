@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from offbeat.data.lease import Lease
+from offbeat.data.order import Reading
 from offbeat.data.random_state import seed_all
 from offbeat.errors import ConfigError
 
@@ -45,6 +46,7 @@ class Reader:
         seed: int = 0,
         shuffle: bool = True,
         collate: Collate | None = None,
+        reading: Reading = Reading(),  # noqa: B008
     ):
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise ConfigError(
@@ -52,21 +54,28 @@ class Reader:
                 "wrap a stream in a list or a TensorDataset first"
             )
         self.dataset, self.seed, self.shuffle, self.collate = dataset, seed, shuffle, collate
+        self.reading = reading
         self._orders: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset if self.reading.order is None else self.reading.order)
 
     def order(self, epoch: int) -> Tensor:
         """The order of the samples in `epoch`."""
         if epoch not in self._orders:
-            generator = torch.Generator().manual_seed(mix(self.seed, 1, epoch))
-            shuffled = torch.randperm(len(self), generator=generator)
             # Two epochs overlap at most in practice; older orders are made again when needed.
             if len(self._orders) > 3:
                 self._orders.pop(min(self._orders))
-            self._orders[epoch] = shuffled if self.shuffle else torch.arange(len(self))
+            self._orders[epoch] = self._ordered(epoch)
         return self._orders[epoch]
+
+    def _ordered(self, epoch: int) -> Tensor:
+        seed = mix(self.seed, 1, epoch)
+        if self.reading.order is not None:
+            return self.reading.order.rows(seed, epoch)
+        if not self.shuffle:
+            return torch.arange(len(self))
+        return torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
 
     def read(self, lease: Lease, part: slice = slice(None)) -> Any:
         """The batch of `lease`, or of a part of it."""
@@ -78,7 +87,9 @@ class Reader:
         if isinstance(self.dataset, TensorDataset) and self.collate is None:
             # The same bits as from stacking samples one by one, and much faster.
             return tuple([tensor.index_select(0, rows) for tensor in self.dataset.tensors])
-        items = [self.dataset[int(row)] for row in rows]
+        whole = getattr(self.dataset, "__getitems__", None)
+        numbers = rows.tolist()
+        items = whole(numbers) if whole else [self.dataset[number] for number in numbers]
         return (self.collate or default_collate)(items)
 
     def reseed(self, lease: Lease) -> None:

@@ -179,6 +179,7 @@ class RunSession:
             store.parameters.digest(),
         )
         summary.layout = layout_figures(job.content.cut, job.workers)
+        summary.shares = job.shares.told
         model = job.export(store)
         assert model is not None
         return self.write(model, tally.history, summary)

@@ -29,7 +29,7 @@ from offbeat.split.script_replica import ScriptReplica
 from offbeat.store.store import Store
 from offbeat.transport.link import GivenUp, RunOver
 from offbeat.worker.loop import Loop
-from offbeat.worker.worker import NumberWorker
+from offbeat.worker.worker import NumberWorker, ScriptStep
 
 
 def script_config(given: Mapping[str, Any]) -> RunConfig:
@@ -70,13 +70,17 @@ class Participant(Protocol):
     def epochs(self) -> int:
         """Epochs that were done by then."""
 
+    @property
+    def progress(self) -> int:
+        """And batches that all were through with, as a plain loop counts them."""
+
     def next(self) -> Lease | None:
         """The first samples; None when there are none for it."""
 
     def batch(self, lease: Lease) -> Any:
         """The batch of `lease`, which is about to be computed."""
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
         """The gradient of `lease` lies on the parameters; returns the next samples.
 
         On return the model holds what was pulled. None says that the run is over, and that the
@@ -219,6 +223,10 @@ class LoopParticipant:
         return self.worker.epochs
 
     @property
+    def progress(self) -> int:
+        return self.worker.progress
+
+    @property
     def stages(self) -> Stages:
         return stages_of(self.worker)
 
@@ -242,9 +250,9 @@ class LoopParticipant:
         reseed(self.loop.seed, lease)
         return self.worker.sender.replica.reader.read(lease)
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
         try:
-            self.worker.finish(lease, loss)
+            self.worker.finish(lease, step)
             self.loop.computed()
         except GivenUp:
             self.loop = self.enter()

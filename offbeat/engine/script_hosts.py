@@ -24,7 +24,8 @@ class SingleHost:
     rank, workers = 0, 1
 
     def settle(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        return anywhere(given) | {"workers": 1, "engine": Alone(torch.get_num_threads())}
+        alone = {"workers": 1, "shares": None, "engine": Alone(torch.get_num_threads())}
+        return anywhere(given) | alone
 
     def participant(self, config: RunConfig) -> Participant:
         return SingleParticipant(config)

@@ -1,8 +1,13 @@
 """What can happen in a run: one small record for each kind of event."""
 
+from typing import Any
+
 import msgspec
 
 from offbeat.data.lease import Lease
+
+# What a script has set otherwise than at the beginning, for each group of its optimiser.
+Settings = list[dict[str, Any]]
 
 
 # Not searched for garbage, as everything that is made anew for every step: none can hold itself.
@@ -56,6 +61,7 @@ class Part(msgspec.Struct, omit_defaults=True, gc=False):
     loss: float | None = 0.0  # None where it is not a number
     skipped: bool = False
     partner: int | None = None  # whom it took the mean with before its step, where pairs meet
+    settings: Settings | None = None  # None where they are those of the beginning
 
 
 class Admitted(Record, tag="push"):

@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from offbeat.config.task import Metric
-from offbeat.data.reader import Collate, Reader
+from offbeat.data.lease import Lease
+from offbeat.data.loader import in_order, taken
+from offbeat.data.reader import Collate
 from offbeat.errors import ConfigError, RunError
 from offbeat.model.objective import BatchLoss, Loss
 
@@ -27,14 +29,16 @@ class Evaluator:
 
     def __init__(
         self,
-        data: Dataset[Any],
+        data: Dataset[Any] | DataLoader[Any],
         loss: Loss,
         collate: Collate | None = None,
         batch: int = 512,
         metric: Metric | None = None,
     ):
-        self.reader = Reader(data, shuffle=False, collate=collate)
-        self.data, self.loss, self.batch, self.metric = data, loss, batch, metric
+        self.reader, self.batch = in_order(data, collate), batch
+        if isinstance(data, DataLoader):
+            self.batch = taken(data)["batch_size"]
+        self.data, self.loss, self.metric = data, loss, metric
         self.differentiates = False  # whether the loss takes derivatives itself: found out in time
         if not len(self.reader):
             raise ConfigError("the test set is empty: leave test= out, or give it samples")
@@ -45,14 +49,14 @@ class Evaluator:
         model.eval()
         total, right, labelled = 0.0, 0, 0
         for start in range(0, len(self.reader), self.batch):
-            rows = torch.arange(start, min(start + self.batch, len(self.reader)))
-            batch = self.reader.fetch(rows)
+            lease = Lease(0, start, min(start + self.batch, len(self.reader)))
+            batch = self.reader.read(lease)
             output, value = self._computed(model, batch)
             classes = None if output is None else _classes(output, batch[1])
             if classes is not None:
                 right += int((output.argmax(classes) == batch[1]).sum())
                 labelled += batch[1].numel()
-            total += value.item() * len(rows)
+            total += value.item() * lease.samples
             after()
         metric = None if self.metric is None else self._metric(self.metric, model)
         for module, mode in modes:
@@ -67,7 +71,7 @@ class Evaluator:
         """Whether there will be an accuracy, as the first test sample shows."""
         if isinstance(self.loss, BatchLoss):
             return False
-        batch = self.reader.fetch(torch.arange(1))
+        batch = self.reader.read(Lease(0, 0, 1))
         return _classes(model.eval()(batch[0]), batch[1]) is not None
 
     @torch.no_grad()

@@ -237,8 +237,10 @@ class AllreduceProtocol(ServerProtocol):
         absent = set.intersection(*(set(push.absent) for push in live)) if live else set()
         lifts = self._lifts(live)
         hashed = self.copies.distant and self.store.hashed(self.store.next_version())
+        first = min(live, key=lambda push: push.part.worker, default=None)
+        settings = None if first is None else first.part.settings  # as a store has it
         for worker in found.members:
-            self._send(worker, ApplyMean(sorted(absent), bool(live), lifts, hashed))
+            self._send(worker, ApplyMean(sorted(absent), bool(live), lifts, hashed, settings))
             if worker in self.connected:
                 self.deadline.pop(worker, None)  # all of patience, though it was asked before
             self._expect(worker)

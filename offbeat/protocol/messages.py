@@ -3,7 +3,7 @@
 import msgspec
 
 from offbeat.data.lease import Lease
-from offbeat.log.records import Part
+from offbeat.log.records import Part, Settings
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -142,6 +142,7 @@ class ApplyMean(Message):
     live: bool
     lifts: dict[int, float] = {}  # what averaged local state is multiplied by where some lack it
     hashed: bool = False  # whether a hash of the new version is wanted
+    settings: Settings | None = None  # that the script has for the rule
 
 
 class Show(Message):
@@ -176,6 +177,7 @@ class Go(Message):
     lacking: list[int] = []  # places of averaged local state that nobody has yet
     packed: bool = False  # whether they are packed: the change since this worker's last pull
     before: float = 0.0  # seconds for which it was held before the run had begun
+    progress: int = 0  # batches that all are through with, as a plain loop would count
 
 
 class Probed(Message):

@@ -387,6 +387,7 @@ class ServerProtocol:
         one = self.settings.ahead is None and held is not None
         leases = self._top_up(worker, snapshot.steps, int(one))
         go = Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited)
+        go.progress = snapshot.progress
         if early is not None:
             go.before = max(0.0, self.now - early)
         return go, snapshot

@@ -132,6 +132,7 @@ class _Config(msgspec.Struct):
     emulate: list[float] | None = None
     accumulate: Count = 1
     drop_last: bool = False
+    shares: str | None = None
     metric: Judged | None = None
 
     @property
@@ -273,6 +274,7 @@ class _Count:
         )
         summary.emulated = [least for least in told.emulated if math.isfinite(least)]
         summary.layout = _measured(told.layout)
+        summary.shares = config.shares or ""
         summary.wire_bytes = max(summary.wire_bytes, told.wire_bytes)
         summary.turned_away = told.turned_away
         summary.train_loss = _finite(summary.train_loss)

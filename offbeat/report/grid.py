@@ -308,7 +308,7 @@ def remembered(history: History, summary: Summary, name: str = "in memory") -> R
 
 def _made(digest: RunDigest) -> tuple[object, ...]:
     summary = digest.summary
-    return digest.batch_size, tuple(summary.emulated), summary.engine
+    return digest.batch_size, tuple(summary.emulated), summary.engine, summary.shares
 
 
 def _settings(runs: Sequence[RunDigest]) -> dict[str, str]:
@@ -317,6 +317,7 @@ def _settings(runs: Sequence[RunDigest]) -> dict[str, str]:
         "engine": [d.summary.engine for d in runs],
         "devices": [str(d.summary.workers) for d in runs],
         "batch size": [f"{d.batch_size:,}" for d in runs if d.batch_size],
+        "shares": [d.summary.shares for d in runs if d.summary.shares],
         "epochs": [str(len(d.summary.ledger)) for d in runs if d.summary.ledger],
     }
     return {key: ", ".join(dict.fromkeys(found)) for key, found in values.items() if found}

@@ -180,17 +180,18 @@ def workers(grid: Grid) -> list[Safe]:
     parts = []
     for group in grid.on_most():
         shown = group.digests[0].summary.per_worker[:MOST]
+        uneven = bool(group.digests[0].summary.shares)
         rows = [
             [
                 f"worker {number}", f"{w.steps:,}", f"{w.samples:,}", _seconds(w.compute),
                 _seconds(w.wait), _seconds(w.communication), f"{w.staleness:.2f}",
-                size(w.bytes_sent),
+                size(w.bytes_sent), *([f"{w.batch:,.1f}"] if uneven else []),
             ]
             for number, w in enumerate(shown)
         ]  # fmt: skip
         columns = [
             "", "steps", "samples", "computing", "waiting", "communication", "mean staleness",
-            "bytes sent",
+            "bytes sent", *(["samples a step"] if uneven else []),
         ]  # fmt: skip
         first = ", first repeat" if len(group.digests) > 1 else ""
         if rows:

@@ -62,6 +62,11 @@ class WorkerFigures(msgspec.Struct):
     link: LinkFigures | None = None  # None where there is no network
 
     @property
+    def batch(self) -> float:
+        """Samples of a step on average."""
+        return self.samples / self.steps if self.steps else 0.0
+
+    @property
     def in_link(self) -> float:
         """Seconds that its link took: what was timed, and a round trip for each exchange.
 
@@ -173,6 +178,7 @@ class Summary(msgspec.Struct):
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
     turns: list[TurnFigures] = []  # of the course, in order; a discipline that holds has none
+    shares: str = ""  # of a round's samples, as they were asked for; empty where they are equal
     turned_away: int = 0  # connections from others that did not belong to the run
 
     def to_dict(self) -> dict[str, Any]:

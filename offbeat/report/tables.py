@@ -115,7 +115,8 @@ def run_table(summary: Summary) -> RenderableType:
     lines.add_column()
     for name, text in figures(summary):
         lines.add_row(name, Text(text))
-    below: list[RenderableType] = [Text(""), workers_table(summary.per_worker)]
+    table = workers_table(summary.per_worker, batches=bool(summary.shares))
+    below: list[RenderableType] = [Text(""), table]
     if any(mine.link for mine in summary.per_worker):
         below += [Text(""), links_table(summary.per_worker)]
     if summary.layout is not None and summary.layout.per_process:
@@ -129,6 +130,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     rows = [
         *_real(summary),
         *(layout_lines(summary.layout) if summary.layout is not None else ()),
+        *([("shares", summary.shares)] if summary.shares else ()),
         (
             "speed",
             f"{rate(summary.samples_per_second)} samples{per}: "
@@ -333,18 +335,21 @@ def ledger_line(ledger: Sequence[dict[str, int]]) -> str:
     return f"{epochs}: {', '.join([applied, *rest]) if rest else applied + ', none lost'}"
 
 
-def workers_table(workers: Sequence[WorkerFigures]) -> Table:
-    """Who computed, waited and talked for how long."""
+WORKER_COLUMNS = ("steps", "samples", "computing", "waiting", "sending", "staleness")
+
+
+def workers_table(workers: Sequence[WorkerFigures], batches: bool = False) -> Table:
+    """Who computed, waited and talked for how long, and `batches`: with how many samples a step."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("worker", no_wrap=True)
-    for name in ("steps", "samples", "computing", "waiting", "sending", "staleness"):
+    for name in (*WORKER_COLUMNS, *(["batch"] if batches else [])):
         table.add_column(name, justify="right", no_wrap=True)
     shown = _worth_showing(workers)
-    for number in shown:
-        table.add_row(str(number), *_cells([workers[number]]))
     rest = [mine for number, mine in enumerate(workers) if number not in shown]
-    if rest:
-        table.add_row(f"+{len(rest):,} (mean)", *_cells(rest))
+    groups = [(str(number), [workers[number]]) for number in shown]
+    for name, group in [*groups, *([(f"+{len(rest):,} (mean)", rest)] if rest else [])]:
+        mean = sum(mine.batch for mine in group) / len(group)
+        table.add_row(name, *_cells(group), *([f"{mean:,.1f}"] if batches else []))
     return table
 
 

@@ -13,18 +13,24 @@ from offbeat.errors import ConfigError
 
 @dataclass(frozen=True)
 class Schedule:
-    """A PyTorch rate scheduler that moves on once per epoch or once per version."""
+    """A PyTorch rate scheduler that moves on once per epoch, once per version, or by progress.
+
+    Progress counts the batches that all workers are through with, as a plain loop would: one
+    schedule then means the same under every discipline.
+    """
 
     factory: Callable[[torch.optim.Optimizer], Any]
-    per: Literal["epoch", "version"] = "epoch"
+    per: Literal["epoch", "version", "progress"] = "epoch"
 
     def __post_init__(self) -> None:
-        if self.per not in ("epoch", "version"):
-            raise ConfigError(f"a schedule moves per 'epoch' or per 'version', not {self.per!r}")
+        if self.per not in ("epoch", "version", "progress"):
+            raise ConfigError(
+                f"a schedule moves per 'epoch', per 'version' or per 'progress', not {self.per!r}"
+            )
 
-    def target(self, version: int, epoch: int) -> int:
+    def target(self, version: int, epoch: int, progress: int) -> int:
         """How often it has moved on by now."""
-        return epoch if self.per == "epoch" else version
+        return {"epoch": epoch, "version": version, "progress": progress}[self.per]
 
 
 def move_on(scheduler: Any, moved: int, target: int) -> int:
@@ -64,10 +70,10 @@ class Shown:
         self.rule, self.moved = self.make(), 0
         self.scheduler = None if self.schedule is None else self.schedule.factory(self.rule)
 
-    def groups(self, version: int, epoch: int) -> list[dict[str, Any]]:
+    def groups(self, version: int, epoch: int, progress: int) -> list[dict[str, Any]]:
         """Parameters and settings at a version."""
         if self.schedule is not None:
-            target = self.schedule.target(version, epoch)
+            target = self.schedule.target(version, epoch, progress)
             if target < self.moved:  # the store has gone back to a checkpoint
                 self._begin()
             with before_any_step():

@@ -16,6 +16,7 @@ from offbeat.config.task import OptimizerFactory
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.parts import Rule
 from offbeat.errors import ConfigError, OffbeatError
+from offbeat.log.records import Settings
 from offbeat.model.table import Flat
 from offbeat.rules.constraint import Constraint
 from offbeat.rules.fused import FusedRule
@@ -76,6 +77,7 @@ class Recipe:
     schedule: Schedule | None = None
     clip: Clip | None = None
     constraints: tuple[Constraint, ...] = ()
+    users: bool = True  # whether the rule is the user's, and not one that a discipline brings
 
 
 class Updater:
@@ -92,8 +94,10 @@ class Updater:
             self.names += mine
             groups.append({**settings, "params": [tensors[name] for name in mine]})
         self.tensors = {name: tensors[name] for name in self.names}
-        self.rule = _made(recipe.factory, groups)
+        self.rule = made(recipe.factory, groups)
         self.settings = _telling(self.rule.param_groups)  # before a schedule changes them
+        self.first = self.rates()
+        self.obeyed: Settings | None = None  # what a script has set otherwise
         if any("lr" not in group for group in self.rule.param_groups):
             raise ConfigError(
                 f"{type(self.rule).__name__} has no learning rate named lr, "
@@ -153,6 +157,19 @@ class Updater:
                 if not found.is_set_to(self.tensors[name]):  # of a rule that looks ahead
                     limit.apply(found)
 
+    def obey(self, settings: Settings | None) -> None:
+        """Take the settings that a contribution came with; None are those of the beginning."""
+        fixed = self.recipe.schedule is not None or not self.recipe.users
+        if settings == self.obeyed or fixed:
+            return
+        self.obeyed = settings
+        for number, (group, first) in enumerate(
+            zip(self.rule.param_groups, self.first, strict=True)
+        ):
+            for key, value in (first | (settings[number] if settings else {})).items():
+                # JSON has no tuples; Adam's betas are one.
+                group[key] = tuple(value) if isinstance(first[key], tuple) else value
+
     def separate(self) -> None:
         """From now on every tensor has a state of its own."""
         if self._fused is not None:
@@ -179,11 +196,11 @@ class Updater:
         self.rule.step()
         self.stepped = True
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int = 0) -> None:
         """Let the schedule catch up with the run."""
         if self.scheduler is None or self.recipe.schedule is None:
             return
-        target = self.recipe.schedule.target(version, epoch)
+        target = self.recipe.schedule.target(version, epoch, progress)
         # Whoever joins late, or leaves steps to others, moves its schedule on before any step.
         with nullcontext() if self.stepped else before_any_step():
             self.moved = move_on(self.scheduler, self.moved, target)
@@ -249,20 +266,21 @@ class Updater:
     def rates(self) -> list[dict[str, Any]]:
         """Settings of each group that a schedule may have changed, as plain numbers."""
         return [
-            {key: value for key, value in group.items() if key != "params" and _plain(value)}
+            {key: value for key, value in group.items() if key != "params" and is_plain(value)}
             for group in self.rule.param_groups
         ]
 
     def meta(self) -> dict[str, Any]:
         scheduler = {}
         if self.scheduler is not None:
-            scheduler = {k: v for k, v in self.scheduler.state_dict().items() if _plain(v)}
+            scheduler = {k: v for k, v in self.scheduler.state_dict().items() if is_plain(v)}
         return {
             "rule": self.kind,
             "settings": self.settings,
             "groups": self.rates(),
             "moved": self.moved,
             "scheduler": scheduler,
+            "obeyed": self.obeyed,
         }
 
     def load_meta(self, meta: Mapping[str, Any]) -> None:
@@ -270,12 +288,12 @@ class Updater:
             for key, value in saved.items():
                 # JSON has no tuples; Adam's betas are one.
                 group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
-        self.moved = meta["moved"]
+        self.moved, self.obeyed = meta["moved"], meta.get("obeyed")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(dict(meta["scheduler"]))
 
 
-def _made(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def made(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """The optimiser that a user's factory makes, if it is one that can be used here."""
     example = "pass a factory such as optimizer=partial(torch.optim.SGD, lr=0.1)"
     try:
@@ -302,7 +320,7 @@ def _telling(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The settings of groups that say what a rule's state means, each once, as JSON has them."""
     found: list[dict[str, Any]] = []
     for group in groups:
-        plain = {k: v for k, v in group.items() if k not in FREE and _plain(v)}
+        plain = {k: v for k, v in group.items() if k not in FREE and is_plain(v)}
         told = {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()}
         if told not in found:
             found.append(told)
@@ -313,9 +331,10 @@ def _last(kind: str) -> str:
     return kind.rpartition(".")[2]
 
 
-def _plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a setting can be told as JSON."""
     if isinstance(value, list | tuple):
-        return all(_plain(item) for item in value) and not any(
+        return all(is_plain(item) for item in value) and not any(
             isinstance(item, Tensor) for item in value
         )
     return value is None or isinstance(value, bool | int | float | str)

@@ -162,7 +162,7 @@ class AsyncPipeline(Part):
             gradients = self._receive(self.number + 1, (BACK, self.number, 0))
         since = time.perf_counter()
         made = self.tracks[item.place].backward((item.sequence, item.number), gradients)
-        self._spent(since, 2 / 3, item.pieces)
+        self._spent(since, 2 / 3, item.pieces, item.lease.samples)
         # Before it goes on: who has the gradient of the first stage has those of all.
         finished = self._finished(item) if item.number == item.pieces - 1 else None
         if self.number:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.lease import Lease
 from offbeat.data.random_state import seed_all
 from offbeat.data.reader import Reader, mix
@@ -39,7 +40,7 @@ class PartSpec:
     mesh: Mesh
     reader: Reader
     loss: Loss
-    least: float = 0.0  # seconds that the passes of a step take at the least
+    least: LeastTime = AS_FAST_AS_CAN_BE  # that the passes of a step take
     peers: TensorGroup | None = None  # who has the other shards of the same stages
     script: nn.Module | None = None  # the model that a script holds, where it computes the loss
 
@@ -82,7 +83,7 @@ class Part:
         self.scale = new_scale(precision)
         self.last = self.cut.stages - 1
         self.busy = self.total = 0.0  # seconds computing, and seconds of all steps
-        self.steps = 0
+        self.steps = self.samples = 0  # steps made, and samples in the last of them
         self.loss: float | None = None  # of the last step, where the last stage is
 
     def train(self, mode: bool = True) -> None:
@@ -201,7 +202,8 @@ class Part:
             value = _cut(batch[0], one.start, one.stop)
         cost = self._cost(one, batch) if stage == self.last else None
         out = passes.forward(key, value, cost)
-        self._spent(since, 1 / 3, one.pieces)
+        self.samples = lease.samples
+        self._spent(since, 1 / 3, one.pieces, lease.samples)
         return out
 
     def _cost(self, one: Microbatch, batch: Any) -> Cost | None:
@@ -224,12 +226,12 @@ class Part:
         if op.kind != BACKWARD:
             since = time.perf_counter()
             passes.backward_weight(key)
-            self._spent(since, 1 / 3, pieces)
+            self._spent(since, 1 / 3, pieces, self.samples)
             return
         gradients = self._gradients(op)
         since = time.perf_counter()
         made = (passes.backward_input if split else passes.backward)(key, gradients)
-        self._spent(since, (1 if split else 2) / 3, pieces)
+        self._spent(since, (1 if split else 2) / 3, pieces, self.samples)
         if op.stage:
             self._send(op.stage - 1, (BACK, op.stage - 1, key), made)
         else:
@@ -245,9 +247,9 @@ class Part:
     def _returned(self, op: Op, gradients: Gradients) -> None:
         """A microbatch has come back through the first stage; nobody asks what its inputs get."""
 
-    def _spent(self, since: float, share: float, pieces: int) -> None:
+    def _spent(self, since: float, share: float, pieces: int, samples: int) -> None:
         """A pass is done; with emulated speeds it takes its share of the step at the least."""
-        least = self.spec.least * share / pieces / self.cut.layout.chunks
+        least = self.spec.least.of(samples) * share / pieces / self.cut.layout.chunks
         missing = least - (time.perf_counter() - since)
         if missing > 0:
             _NEVER.wait(missing)

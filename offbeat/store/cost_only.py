@@ -34,7 +34,7 @@ class CostOnlyParameters(Parameters):
     def update(self, contributions: Sequence[Contribution]) -> float:
         return 1.0
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int) -> None:
         return
 
     # ------------------------------------------------------------ workers

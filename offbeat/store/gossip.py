@@ -32,7 +32,7 @@ class GossipParameters(Parameters):
     """
 
     seed = 0  # of the choice of partners
-    time = (0, 0)  # version and epoch, for the schedules of those who come late
+    time = (0, 0, 0)  # version, epoch and progress, for the schedules of those who come late
 
     def begin(self, model: nn.Module) -> None:
         super().begin(model)
@@ -102,12 +102,12 @@ class GossipParameters(Parameters):
             mine.scale_(0.5)
             theirs.copy_(mine)
 
-    def advance(self, version: int, epoch: int) -> None:
-        self.time = (version, epoch)
-        super().advance(version, epoch)
+    def advance(self, version: int, epoch: int, progress: int) -> None:
+        self.time = (version, epoch, progress)
+        super().advance(*self.time)
         for own in self.own.values():
             for updater in own.updaters:
-                updater.advance(version, epoch)
+                updater.advance(*self.time)
 
     # ------------------------------------------------------------ what is looked at
 

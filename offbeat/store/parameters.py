@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.discipline.parts import Weigh
+from offbeat.log.records import Settings
 from offbeat.model.table import (
     Entry,
     Flat,
@@ -39,6 +40,7 @@ class PreparedStep(msgspec.Struct, frozen=True, gc=False):
     gradients: list[Flat]
     rate: float  # what staleness made of the learning rate
     absent: frozenset[str]  # parameters that nobody has a gradient for
+    settings: Settings | None  # that the script has for the rule
 
     def views(self, shard: int) -> dict[str, Tensor]:
         views = self.gradients[shard].views
@@ -48,6 +50,7 @@ class PreparedStep(msgspec.Struct, frozen=True, gc=False):
 
     def apply(self, shard: int, updater: Updater) -> None:
         """Let the rule of a shard make its step."""
+        updater.obey(self.settings)
         if self.absent:
             updater.step(self.views(shard), self.rate)
         else:
@@ -141,7 +144,8 @@ class Parameters:
                 absent &= one.absent
             rate = total / samples
             gradients = self._combine(live, [c.part.samples * c.part.weight / total for c in live])
-        step = PreparedStep(live, gradients, rate, absent)
+        # Of several the first's: where all wait for all, they are the same.
+        step = PreparedStep(live, gradients, rate, absent, live[0].part.settings)
         if self.clip is not None:
             for shard in range(len(gradients)):
                 self.clip.limit(list(step.views(shard).values()))
@@ -248,10 +252,11 @@ class Parameters:
         """Have a copy of the parameters of this version, and of no other that is not needed."""
         self.weigher.remember(version, needed)
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int) -> None:
+        """Let the schedule catch up; `progress` is what a plain loop would have done by now."""
         if self.recipe.schedule is not None:
             for updater in self.updaters:
-                updater.advance(version, epoch)
+                updater.advance(version, epoch, progress)
 
     def enter(self, worker: int) -> None:
         """`worker` joins; what it pulls is everybody's."""

@@ -34,14 +34,16 @@ def fold(store: Store, records: Iterable[Entry], now: float) -> None:
             store.version = record.version
             for part in record.parts:
                 outcome = "skipped" if part.skipped else "applied"
+                store.settled += part.samples
                 closed += store.leases.ledger.settle(part.leases, outcome)
                 settled.update(part.leases)
         elif isinstance(record, Dropped) and not record.redo:
             closed += store.leases.ledger.settle(record.part.leases, "dropped")
             settled.update(record.part.leases)
+            store.settled += record.part.samples
     store.leases.recover(settled)
     store.epoch = max([store.epoch, *(epoch + 1 for epoch in closed)])
-    store.parameters.advance(store.version, store.epoch)
+    store.parameters.advance(store.version, store.epoch, store.progress)
     store.close_epochs([epoch for epoch in closed if epoch not in told], now)
     store.turn_if_due(now)  # the last update may be on record, and what it led to not yet
     store.vacate(now)

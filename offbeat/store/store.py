@@ -68,6 +68,7 @@ class Store:
         self.pull_bytes = parameters.pull_bytes
         self.version = 0
         self.epoch = 0  # epochs done
+        self.settled = 0  # samples that have been dealt with, in all epochs
         self.gives_up = False  # whether samples have been dropped or skipped
         self.gathered: list[Contribution] = []
         self._obey()
@@ -122,7 +123,7 @@ class Store:
     def _due(self, turn: Turn) -> bool:
         ledger = self.leases.ledger
         samples = ledger.samples * self.leases.epochs
-        return turn.due(self.version, self.applied + self.given_up, samples)
+        return turn.due(self.version, self.settled, samples)
 
     # ------------------------------------------------------------ workers come and go
 
@@ -223,6 +224,11 @@ class Store:
         return self.leases.finished
 
     @property
+    def progress(self) -> int:
+        """Batches that a plain loop would have done by now."""
+        return self.leases.progress(self.settled)
+
+    @property
     def applied(self) -> int:
         """Samples in applied contributions."""
         return self.leases.ledger.applied
@@ -249,6 +255,7 @@ class Store:
         # Only a worker that was furthest behind can move the smallest clock by moving its own.
         self._sure &= cells.item(Row.BINDING, worker) > self._low
         board.tick(cells, worker, len(part.leases), part.compute)
+        self.leases.sizes.measured(worker, part.samples, part.compute)
         part.staleness = self.version - part.base
         part.weight = self.discipline.weigh.factor(part.staleness) * self._rate
         if self._limit is not None and part.staleness > self._limit:
@@ -275,6 +282,7 @@ class Store:
             self.leases.give_back(part.worker, part.leases)
         else:
             self.gives_up = True
+            self.settled += part.samples
             self.close_epochs(self.leases.settle(part.worker, part.leases, "dropped"), now)
         self._moved = True
 
@@ -312,12 +320,14 @@ class Store:
             self.witness.before()
         rate = self.parameters.update(group)
         self.version += 1
+        for one in group:
+            self.settled += one.part.samples
         if self.witness is not None:
             self.witness.write(self.version)
         record = Updated(now, self.version, [c.part for c in group], rate)
         if self.hashed(self.version):
             record.hash = self.parameters.digest()
-        self.parameters.advance(self.version, self.epoch)
+        self.parameters.advance(self.version, self.epoch, self.progress)
         self.log.write(record)
         for one in group:
             if self._barrier:
@@ -328,6 +338,7 @@ class Store:
             if closed:
                 self.close_epochs(closed, now)
         self._moved |= self._barrier  # under slack only clocks release anybody
+        self.leases.sizes.revise()
         if self._next is not None:
             self.turn_if_due(now)
 
@@ -336,7 +347,7 @@ class Store:
         for epoch in epochs:
             self.epoch = epoch + 1
             self.log.write(EpochDone(now, epoch, self.version))
-            self.parameters.advance(self.version, self.epoch)
+            self.parameters.advance(self.version, self.epoch, self.progress)
 
     # ------------------------------------------------------------ going on
 
@@ -385,7 +396,8 @@ class Store:
         size = parameters.pulls.bytes_of(worker, self.pull_bytes) + parameters.updater_bytes
         self.log.write(Pulled(now, worker, self.version, computed or [], steps, size))
         updater = parameters.updater_state
-        return Snapshot(self.version, steps, self.epoch, parameters.of(worker), updater)
+        own = parameters.of(worker)
+        return Snapshot(self.version, steps, self.epoch, own, updater, self.progress)
 
     # ------------------------------------------------------------ state
 
@@ -394,6 +406,7 @@ class Store:
             "version": self.version,
             "epoch": self.epoch,
             "stage": self.stage,
+            "settled": self.settled,
             "board": self.cells[: Row.LINK].tolist(),  # links are made anew
             "low": self._low,
             "moved": self._moved,
@@ -418,6 +431,7 @@ class Store:
         self._low, self._moved = state["low"], state["moved"]
         self._look_again()
         self.leases.load(state["leases"])
+        self.settled = state.get("settled", self.applied + self.given_up)
 
     def load_alone(self, state: dict[str, Any]) -> None:
         """Load without the contributions that waited for others: their leases go out again."""

@@ -155,7 +155,7 @@ class AllreduceClient(StoreClient):
         self.payload, self.round = None, None
         if go.fresh:
             self.slot.rule_state.give(self.parameters.updaters)
-        self.parameters.advance(go.version, go.epoch)
+        self.parameters.advance(go.version, go.epoch, go.progress)
         if go.start is not None:
             self._convene(go.start)
 
@@ -213,7 +213,7 @@ class AllreduceClient(StoreClient):
     def _apply(self, order: ApplyMean) -> None:
         assert self.parameters is not None
         if order.live:
-            one = Part(self.number, 0, 0, 0, [], 1)
+            one = Part(self.number, 0, 0, 0, [], 1, settings=order.settings)
             self.parameters.update([Contribution(one, self.mean, None, frozenset(order.absent))])
             self.slot.rule_state.keep(self.parameters.updaters)
             self.slot.updater.copy_(self.averaged)

@@ -41,7 +41,8 @@ def _put_local(local: Flat, updater: dict[str, Tensor]) -> list[int]:
 def snapshot_in(slot: Slot, go: Go) -> Snapshot:
     """The parameters that have come with `go`."""
     updater = without(slot.updater.views, go.lacking) if go.updater else {}
-    return Snapshot(go.version, go.steps, go.epoch, slot.incoming[go.place], updater)
+    there = slot.incoming[go.place]
+    return Snapshot(go.version, go.steps, go.epoch, there, updater, go.progress)
 
 
 # ---------------------------------------------------------------- at the server

@@ -63,6 +63,7 @@ class Snapshot(msgspec.Struct, gc=False):
     epoch: int  # epochs done, for rate schedules
     parameters: list[Flat] = []  # none in a cost-only run
     updater: dict[str, Tensor] = {}
+    progress: int = 0  # batches that a plain loop would have done by then
 
 
 class Admission(Enum):

@@ -2,6 +2,7 @@
 
 import time
 
+from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.lease import Lease
 from offbeat.protocol.cycle import Action, Cycle
 from offbeat.worker.client import StoreClient
@@ -11,12 +12,17 @@ from offbeat.worker.worker import Timing, Worker
 class Loop:
     """One incarnation: `next` gives samples to compute, `computed` hands the step over.
 
-    `least` seconds is what a step takes at the least: the real gradient, then waiting, so that
-    unequal machines can be studied on one.
+    `least` is what a step takes at the least: the real gradient, then waiting, so that unequal
+    machines can be studied on one.
     """
 
     def __init__(
-        self, client: StoreClient, worker: Worker, cycle: Cycle, seed: int, least: float = 0.0
+        self,
+        client: StoreClient,
+        worker: Worker,
+        cycle: Cycle,
+        seed: int,
+        least: LeastTime = AS_FAST_AS_CAN_BE,
     ):
         self.client, self.worker, self.cycle = client, worker, cycle
         self.seed, self.least = seed, least
@@ -24,6 +30,7 @@ class Loop:
         self.sequence = 0
         self.reported = 0  # steps of this block that a pull has told the store of
         self.began = 0.0
+        self.samples = 0  # of the step under way
         self.free: float | None = None  # when the answer came that lets the next step begin
         self.ended: float | None = None  # when the step ended whose contribution is ready to go
         self.in_flight = 0.0  # since when a contribution has been under way
@@ -36,7 +43,7 @@ class Loop:
                 lease = self.client.lease()
                 self.cycle.leased(lease is not None)
                 if lease is not None:
-                    self.began = self._since()
+                    self.began, self.samples = self._since(), lease.samples
                     return lease
             self._exchange()
 
@@ -51,10 +58,15 @@ class Loop:
         """The step is done: send, wait and pull as the discipline has it."""
         self.cycle.computed()
         now, pulled = time.perf_counter(), 0.0
+        over = max(now, self.began + self.least.of(self.samples))
         if self.cycle.flying and self.cycle.action is Action.PULL:
             self._pull()  # the answer came while this step was computed
             pulled = time.perf_counter() - now
-        end = max(now + pulled, self.began + self.least)
+            # A device that is so slow would have computed while others were waited for.
+            hidden = min(self.timing.wait, over - now)
+            self.timing.wait -= hidden
+            self.timing.compute += hidden
+        end = max(now + pulled, over)
         self.timing.compute += end - self.began - pulled
         if self.cycle.action is Action.PUSH:
             self._put(end)  # a slow device has done that when its step is over

@@ -12,6 +12,7 @@ from offbeat.data.reader import mix
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.parts import Accumulated, Change, Elastic, Gradient, InPlace, Send
 from offbeat.errors import ConfigError
+from offbeat.log.records import Settings
 from offbeat.model.replica import Replica
 from offbeat.model.table import Flat, fill, named, total_bytes, under
 from offbeat.rules.updater import Recipe, Updater
@@ -40,6 +41,9 @@ class Sender:
 
     def begin(self) -> None:
         """A step is about to be computed."""
+
+    def set(self, settings: Settings | None) -> None:
+        """What a script has for the step that it has made; a store is told with the payload."""
 
     def finish(self) -> None:
         """The gradient of a step lies on the replica's parameters."""
@@ -193,6 +197,10 @@ class _LocalSender(Sender):
         super().__init__(replica, codec, out)
         self.clip = recipe.clip
         self.updater = Updater(recipe, replica.parameters)
+        self.settings: Settings | None = None  # that a script has for its steps
+
+    def set(self, settings: Settings | None) -> None:
+        self.settings = settings
 
     def back_to_version(self) -> None:
         if self.pulled is not None:
@@ -202,11 +210,12 @@ class _LocalSender(Sender):
     def local_step(self) -> None:
         if self.clip is not None:
             self.clip(self.replica.gradients())
+        self.updater.obey(self.settings)
         self.updater.step_in_place()
 
     def accept(self, snapshot: Snapshot) -> None:
         super().accept(snapshot)
-        self.updater.advance(snapshot.version, snapshot.epoch)
+        self.updater.advance(snapshot.version, snapshot.epoch, snapshot.progress)
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:
         super().recover(buffers)
@@ -221,10 +230,11 @@ class _LocalSender(Sender):
         self.updater.load_state(under("local/", tensors))
 
     def meta(self) -> dict[str, Any]:
-        return {"updater": self.updater.meta()}
+        return {"updater": self.updater.meta(), "settings": self.settings}
 
     def load_meta(self, meta: dict[str, Any]) -> None:
         self.updater.load_meta(meta["updater"])
+        self.settings = meta.get("settings")
 
 
 class ChangeSender(_LocalSender):
@@ -336,7 +346,7 @@ class ElasticSender(_LocalSender):
         else:
             for centre, flat in zip(self.centre, snapshot.parameters, strict=True):
                 centre.copy_(flat)
-            self.updater.advance(snapshot.version, snapshot.epoch)
+            self.updater.advance(snapshot.version, snapshot.epoch, snapshot.progress)
         self.replica.show(self.centre)
 
     def recover(self, buffers: Mapping[str, Tensor]) -> None:

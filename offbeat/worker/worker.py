@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offbeat.data.lease import Lease
 from offbeat.errors import RunError
-from offbeat.log.records import Part
+from offbeat.log.records import Part, Settings
 from offbeat.model.table import Entry, Flat, under
 from offbeat.worker.contribution import Contribution, Snapshot
 from offbeat.worker.send import Sender
@@ -22,6 +22,13 @@ class Timing(msgspec.Struct, gc=False):
     compute: float = 0.0
     wait: float = 0.0
     communication: float = 0.0
+
+
+class ScriptStep(msgspec.Struct, frozen=True):
+    """What a script says of a step that it has made."""
+
+    loss: float | None = None
+    settings: Settings | None = None  # of its optimiser, where they differ from the beginning
 
 
 class LeftLoop(RunError):
@@ -39,6 +46,7 @@ class Worker:
         self.number, self.incarnation = number, incarnation
         self.base = 0  # the version it holds
         self.epochs = 0  # epochs done by then
+        self.progress = 0  # and batches, as a plain loop would count
         self.ahead = False  # whether it computes on while its last contribution is under way
         self.computed_on = 0  # the version its last step was computed on
         self.todo: list[Lease] = []
@@ -68,6 +76,7 @@ class Worker:
 
     def accept(self, snapshot: Snapshot) -> None:
         self.base, self.epochs = snapshot.version, snapshot.epoch
+        self.progress = snapshot.progress
 
     @property
     def based_on(self) -> int:
@@ -81,12 +90,15 @@ class Worker:
         return {
             "incarnation": self.incarnation,
             "base": self.base,
+            "epochs": self.epochs,
+            "progress": self.progress,
             "todo": self.todo,
             "done": self.done,
         }
 
     def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         self.incarnation, self.base = meta["incarnation"], meta["base"]
+        self.epochs, self.progress = meta.get("epochs", 0), meta.get("progress", 0)
         self.todo = [Lease(*lease) for lease in meta["todo"]]
         self.done = [Lease(*lease) for lease in meta["done"]]
 
@@ -136,6 +148,7 @@ class NumberWorker(Worker):
         super().__init__(number, incarnation)
         self.sender, self.buffers = sender, buffers
         self.losses: list[float | None] = []  # None where nobody said
+        self.settings: Settings | None = None  # of a script, at its last step
         self.skip_nonfinite = skip_nonfinite
         self.good = sender.replica.buffers() if skip_nonfinite else {}  # before anything went wrong
 
@@ -145,13 +158,15 @@ class NumberWorker(Worker):
             self._check_loss(self.sender.step(lease), lease)
         return computed
 
-    def finish(self, lease: Lease, loss: float | None) -> None:
+    def finish(self, lease: Lease, step: ScriptStep) -> None:
         """A step of which the user's own code has computed the gradient."""
         self.sender.replica.reclaim()
+        self.settings = step.settings
+        self.sender.set(step.settings)
         self.sender.finish()
         self.done.append(lease)
         self.computed_on = self.base
-        self._check_loss(loss, lease)
+        self._check_loss(step.loss, lease)
 
     def _check_loss(self, loss: float | None, lease: Lease) -> None:
         if loss is not None and not math.isfinite(loss) and not self.skip_nonfinite:
@@ -178,7 +193,7 @@ class NumberWorker(Worker):
         part = Part(
             self.number, self.incarnation, sequence, self.based_on, leases, samples,
             compute=timing.compute, wait=timing.wait, communication=timing.communication,
-            loss=mean if numeric else None,
+            loss=mean if numeric else None, settings=self.settings,
         )  # fmt: skip
         self._judge(part, numeric and self.sender.finite())
         sent = Contribution(part, payload or None, packed, self.sender.absent, statistics, updater)
@@ -218,14 +233,15 @@ class NumberWorker(Worker):
         return replica | good | {f"sender/{k}": t for k, t in self.sender.state().items()}
 
     def meta(self) -> dict[str, Any]:
-        return super().meta() | {"losses": self.losses, "sender": self.sender.meta()}
+        own = {"losses": self.losses, "settings": self.settings, "sender": self.sender.meta()}
+        return super().meta() | own
 
     def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         super().load(tensors, meta)
         self.sender.replica.load_state(under("replica/", tensors))
         self.sender.load_meta(meta["sender"])
         self.sender.load_state(under("sender/", tensors))
-        self.losses = list(meta["losses"])
+        self.losses, self.settings = list(meta["losses"]), meta.get("settings")
         self.good = {name: tensor.clone() for name, tensor in under("good/", tensors).items()}
 
     @property

@@ -31,8 +31,11 @@ from offbeat.train import TrainOptions
 
 KINDS = get_type_hints(Local) | get_type_hints(RunConfig)
 # What is written in another way than it is kept: text for a cluster or for times, None for "as
-# usual".
-WRITTEN = ("engine", "cluster", "workers", "emulate", "patience")
+# usual", a DataLoader for the options that it says.
+WRITTEN = (
+    *("engine", "cluster", "workers", "emulate", "patience"),
+    *("data", "batch_size", "shuffle", "drop_last"),
+)
 DATA = TensorDataset(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -104,8 +107,9 @@ def test_what_only_real_workers_have_is_refused_in_virtual_time(name: str) -> No
 
 
 def test_nobody_says_how_numbers_are_made() -> None:
-    with pytest.raises(ConfigError, match="unknown option 'numerics'"):
-        wanted(numerics=1)
+    for name in ("numerics", "reading"):
+        with pytest.raises(ConfigError, match=f"unknown option '{name}'"):
+            wanted(**{name: 1})
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,8 @@ def test_a_folder_says_where_it_ran_and_what_it_came_from(
     told = describe(config, make_job(config))
     always = {"discipline", "workers", "batch_size", "accumulate", "epochs", "seed", "codec"}
     always |= {"pull_codec"}
-    always |= {"nonfinite", "hash_every", "numerics", "shuffle", "drop_last", "shards"}
+    always |= {"nonfinite", "hash_every", "numerics", "shuffle", "order", "drop_last", "shards"}
+    always |= {"shares"}
     always |= {"optimizer", "schedule", "clip", "constrain", "policies", "layout", "model"}
     assert {*told} == always | keys | {"samples", "engine", "origin"}
     assert told["origin"] == {"loop": "train.py"}

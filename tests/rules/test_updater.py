@@ -246,14 +246,14 @@ def test_a_schedule_moves_before_any_step_without_a_warning(factory: Any) -> Non
     for version in range(5):
         updater.advance(version, 0)
         rate = plain.param_groups[0]["lr"]
-        assert shown.groups(version, 0)[0]["lr"] == updater.rates()[0]["lr"] == rate
+        assert shown.groups(version, 0, 0)[0]["lr"] == updater.rates()[0]["lr"] == rate
         plain.step()
         scheduler.step()
     assert torch.equal(parameter, torch.ones(2))  # what only shows makes no step
 
 
 def test_what_a_schedule_may_be() -> None:
-    with pytest.raises(ConfigError, match="per 'epoch' or per 'version', not 'step'"):
+    with pytest.raises(ConfigError, match="per 'version' or per 'progress', not 'step'"):
         Schedule(partial(StepLR, step_size=1), per="step")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="ReduceLROnPlateau needs a metric"):
         Updater(recipe(RULES["sgd"], schedule=Schedule(ReduceLROnPlateau)), tensors())

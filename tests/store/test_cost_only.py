@@ -28,7 +28,7 @@ def test_nothing_is_applied_and_nothing_is_held() -> None:
     made.wait(NOTHING)
     made.keep(NOTHING)
     assert made.update([NOTHING, NOTHING]) == 1.0
-    made.advance(8, 1)
+    made.advance(8, 1, 4)
     made.forget(3)
     assert (made.pull_bytes, made.updater_bytes, made.nbytes, made.nbytes_each()) == (
         100,

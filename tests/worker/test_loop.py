@@ -2,6 +2,7 @@
 
 import pytest
 
+from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.lease import Lease
 from offbeat.log.records import Part
 from offbeat.protocol.cycle import Cycle
@@ -71,7 +72,7 @@ class Counting(Worker):
         return Contribution(part)
 
 
-def looped(client, cycle=None, least=0.0):
+def looped(client, cycle=None, least=AS_FAST_AS_CAN_BE):
     loop = Loop(client, Counting(0, 1), cycle or Cycle(), 0, least)
     with pytest.raises(RunOver):
         loop.run()
@@ -119,9 +120,22 @@ def test_a_step_takes_the_least_time_it_is_given(monkeypatch):
     monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(loop_module.time, "sleep", sleep)
     client = PlayedClient(3)
-    looped(client, least=0.25)
+    looped(client, least=LeastTime(0.25))
     assert waits == [0.25] * 3
     assert [part.compute for part in client.pushed] == [0.25] * 3
+
+
+def test_a_lease_of_another_size_takes_its_share_of_the_least_time(monkeypatch):
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop_module.time, "sleep", sleep)
+    client = PlayedClient(2)
+    looped(client, least=LeastTime(0.25, 16))  # and its leases have 4
+    assert [part.compute for part in client.pushed] == [0.0625] * 2
 
 
 class Timed(PlayedClient):
@@ -162,7 +176,7 @@ def test_all_of_a_workers_own_work_is_in_its_least_time(monkeypatch, late):
     monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(loop_module.time, "sleep", sleep)
     client = Timed(2, clock)
-    looped(client, least=10.0)
+    looped(client, least=LeastTime(10.0))
     # The answers come at 1 and 12; between 1 and 11 the step takes its ten seconds.
     second = 12.0 + late
     assert client.at == [
@@ -182,7 +196,7 @@ def test_a_step_begins_after_the_push_where_the_answer_came_before_it(monkeypatc
     monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(loop_module.time, "sleep", sleep)
     client = Timed(3, clock)
-    looped(client, Cycle(ahead=True), least=10.0)
+    looped(client, Cycle(ahead=True), least=LeastTime(10.0))
     assert [moment for what, moment in client.at if what == "push"] == [11.0, 21.0, 31.0]
     # Of a step's ten seconds, what it took to fetch the answer to the last push is not computing.
     assert [part.compute for part in client.pushed] == [10.0, 8.5, 8.5]
@@ -201,3 +215,24 @@ def test_waiting_for_others_and_talking_are_told_apart(monkeypatch):
     client = Slow(2)
     looped(client)
     assert [(part.wait, part.communication) for part in client.pushed] == [(3.0, 2.0)] * 2
+
+
+def test_an_emulated_step_goes_on_while_others_are_waited_for(monkeypatch):
+    """Else a worker that computes on while its answer is on the way would seem to be faster."""
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop_module.time, "sleep", sleep)
+
+    class Held(Timed):
+        def pull(self, computed):
+            self.waited = 1.0
+            return super().pull(computed)
+
+    client = Held(3, clock)
+    looped(client, Cycle(ahead=True), least=LeastTime(10.0))
+    assert [part.compute for part in client.pushed] == [10.0, 9.5, 9.5]
+    assert [part.wait for part in client.pushed] == [1.0, 0.0, 0.0]

@@ -32,7 +32,7 @@ from offbeat.transport.tcp_port import TcpPort
 
 # What is said to a store and holds for all its workers.
 FOR_ALL = (
-    *("discipline", "codec", "pull_codec", "seed", "layout", "shards"),
+    *("discipline", "codec", "pull_codec", "seed", "layout", "shards", "shares"),
     *("overlap", "prefetch", "nonfinite", "via"),
 )
 

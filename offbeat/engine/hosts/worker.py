@@ -15,12 +15,12 @@ from torch import nn
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.data.lease import Lease
-from offbeat.data.prefetch import Prefetcher, worth_it
 from offbeat.engine.hosts.admission import hash_of, plain
 from offbeat.engine.hosts.members import Members
 from offbeat.engine.hosts.sketch import difference, sketch_of
 from offbeat.engine.local.allreduce import ALLREDUCE, listening
 from offbeat.engine.local.plan import memory_plan
+from offbeat.engine.local.reader_process import prefetcher
 from offbeat.engine.local.scripts import make_script_worker
 from offbeat.engine.local.shared_memory import SharedMemory
 from offbeat.engine.local.worker_process import WorkerProcess, WorkerSettings
@@ -36,7 +36,7 @@ from offbeat.transport.handshake import AskTerms, Enter, Terms, ask
 from offbeat.transport.link import RunOver, RunStopped, StoreGone
 from offbeat.transport.tcp_link import DialedStore, MeetingLink, TcpLink
 from offbeat.worker.client import StoreClient, ignore
-from offbeat.worker.worker import Worker
+from offbeat.worker.worker import ScriptStep, Worker
 
 TELL = 2000  # letters of a difference
 
@@ -106,12 +106,9 @@ class HostWorker:
             self.memory.arena.close()
             raise
         self.store = job.make_store(Log())  # workers are made of it
-        ahead = engine.prefetch
-        if ahead is None:
-            ahead = job.content.accumulate == 1 and worth_it(job.content.reader)
-        reader = Prefetcher(job.content.reader) if ahead else None
+        reader = prefetcher(job, engine)
         announce = ignore if reader is None else reader.announce
-        least = engine.emulate[max(0, maker.number)] if engine.emulate else 0.0
+        least = job.least_time(engine.emulate[max(0, maker.number)] if engine.emulate else 0.0)
         settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
         client: StoreClient
         if isinstance(self.link, MeetingLink):
@@ -184,8 +181,8 @@ class HostParticipant(LoopParticipant):
         except RunOver as over:
             self._too_late(over)
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
-        found = super().done(lease, loss, last)
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
+        found = super().done(lease, step, last)
         if not self.stepped:
             self.stepped = True
             self.tell(self.rank)

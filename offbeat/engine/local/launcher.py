@@ -466,6 +466,7 @@ def _written(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run
         summary.wire_bytes += int(sum(word.get("wire", 0.0) for word in words))
     summary.turned_away = done.refused
     summary.emulated = list(roles.local.emulate or ())
+    summary.shares = roles.job.shares.told
     summary.layout = layout_figures(roles.content.cut, roles.workers, list(words))
     if summary.layout is not None and roles.local.emulate:  # the prediction is of real speeds
         summary.layout.predicted_seconds = summary.layout.predicted_idle_share = None

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import warnings
 
 import torch
 
@@ -9,6 +10,7 @@ from offbeat.config.job import Job
 from offbeat.config.run_config import Hosts, Local, processes_of
 from offbeat.data import prefetch
 from offbeat.engine.local.allreduce import ALLREDUCE, check_allreduce, rule_table, updater_table
+from offbeat.engine.local.reader_process import processes
 from offbeat.engine.local.shared_memory import MemoryPlan
 from offbeat.errors import ConfigError
 from offbeat.folder.checkpoint import check_storable, model_tensors
@@ -35,7 +37,8 @@ def check(job: Job, local: Local) -> None:
         raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")
     if local.via == ALLREDUCE:
         check_allreduce(job, local.overlap)
-    if local.prefetch:
+    _say_if_unread(job, local)
+    if local.prefetch and not processes(job, local):
         prefetch.check(job.content.reader, job.batch_size)
     _check_files(job)
     if isinstance(local, Hosts):
@@ -45,6 +48,20 @@ def check(job: Job, local: Local) -> None:
         raise ConfigError(
             "CUDA is in use already, and a process that uses it cannot be forked: build the "
             "model on the CPU before training"
+        )
+
+
+def _say_if_unread(job: Job, local: Local) -> None:
+    wanted = job.content.reader.reading.processes
+    if wanted and not processes(job, local):
+        why = "as prefetch=False has it"
+        if job.content.cut is not None:
+            why = "because each process of a split replica reads for itself"
+        elif job.content.accumulate > 1:
+            why = "because with accumulate a step reads its batch in parts"
+        warnings.warn(
+            f"num_workers={wanted} of the DataLoader is not used, {why}: workers read themselves",
+            stacklevel=2,
         )
 
 

@@ -13,6 +13,7 @@ from offbeat.data.lease import Lease
 from offbeat.engine.local.group_memory import MemberMemory
 from offbeat.engine.local.process import Child, fork
 from offbeat.errors import RunError
+from offbeat.log.records import Settings
 from offbeat.model.table import Flat
 from offbeat.split.channel import Mesh, Parted, Tag, Wires
 from offbeat.split.replica import PartReplica
@@ -61,6 +62,8 @@ class Backward(GroupOrder):
 class Finish(GroupOrder):
     """The gradient of a script's step lies on the parameters."""
 
+    settings: Settings | None  # that the script has for the rule, where that works here
+
 
 class Contribute(GroupOrder):
     """Leave what goes out in the worker's slot."""
@@ -74,6 +77,7 @@ class Accept(GroupOrder):
     epoch: int
     place: int
     updater: bool
+    progress: int
     lacking: list[str] = []  # averaged local state that nobody has yet
 
 
@@ -180,7 +184,8 @@ class GroupMember:
         self.replica.borrow(self.own_memory.slot.incoming[order.place])
         there = self.own_memory.updater() if order.updater else {}
         updater = {name: view for name, view in there.items() if name not in order.lacking}
-        sender.accept(Snapshot(order.version, order.steps, order.epoch, mine, updater))
+        about = (order.version, order.steps, order.epoch)
+        sender.accept(Snapshot(*about, mine, updater, order.progress))
 
     def figures(self) -> dict[str, float]:
         """What this process came to; one that never joined has held and done nothing."""
@@ -341,7 +346,7 @@ class SplitSender(Sender):
         place, averaged = self.place_of(snapshot), bool(snapshot.updater)
         lacking = [n for n in self.slot.updater.views if averaged and n not in snapshot.updater]
         about = (snapshot.version, snapshot.steps, snapshot.epoch, place)
-        return Accept(*about, averaged, lacking)
+        return Accept(*about, averaged, snapshot.progress, lacking)
 
     def place_of(self, snapshot: Snapshot) -> int:
         # Lists of views, so found by identity: comparing would look into the tensors.

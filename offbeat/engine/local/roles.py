@@ -12,7 +12,7 @@ from torch import nn
 
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import Local, processes_of
-from offbeat.data.prefetch import Prefetcher, worth_it
+from offbeat.config.units import LeastTime
 from offbeat.engine.hosts.members import Members
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.allreduce import ALLREDUCE, listening
@@ -22,6 +22,7 @@ from offbeat.engine.local.launcher_messages import ReportOutbox, TestResult, enc
 from offbeat.engine.local.memory_checkpoint import MemoryCheckpoint
 from offbeat.engine.local.plan import check, memory_plan, under_way
 from offbeat.engine.local.process import compute_steadily, send_helpers_home
+from offbeat.engine.local.reader_process import leases_ahead, prefetcher
 from offbeat.engine.local.script_group import ScriptSplitWorker
 from offbeat.engine.local.server_process import CrashState, LogRelay, ServerParts, ServerProcess
 from offbeat.engine.local.shard_process import ShardProcess
@@ -54,8 +55,6 @@ from offbeat.transport.memory_link import MemoryLink, MemoryPort, Waiting
 from offbeat.worker.client import StoreClient, ignore
 from offbeat.worker.worker import Worker
 
-AHEAD = 2  # batches that a reader thread reads ahead
-
 
 @dataclass(frozen=True)
 class Beginning:
@@ -85,18 +84,12 @@ class Roles:
         self.job, self.local, self.folder, self.evaluator = job, local, folder, evaluator
         self.content, self.intervals, self.workers = job.content, intervals, job.workers
         self.beginning = beginning
-        self.reads_ahead = local.prefetch
         cut = job.content.cut
         self.split = cut is not None and (
             cut.layout.asynchronous or processes_of(job) > job.workers
         )
         if cut is not None and self.split:
-            self.reads_ahead = False  # each process of a replica reads for itself
             prepare(cut)
-        if job.content.accumulate > 1:
-            self.reads_ahead = False  # a step reads its batch in parts
-        if self.reads_ahead is None:
-            self.reads_ahead = worth_it(job.content.reader)
         self.shared = SharedMemory(memory_plan(job, local), memory)
         self.flats = None if memory is not None else self.shared.parameters
         self.meets = local.via == ALLREDUCE
@@ -228,7 +221,9 @@ class Roles:
         )
 
     def _settings(self) -> ServerSettings:
-        ahead = (AHEAD if self.reads_ahead else 0) + (1 if self.local.overlap else 0)
+        # Each process of a split replica reads for itself.
+        ahead = 0 if self.split else leases_ahead(self.job, self.local)
+        ahead += 1 if self.local.overlap else 0
         return ServerSettings(self.local.patience, ahead + under_way(self.job) - 1)
 
     def _new_log(self) -> Any:
@@ -304,14 +299,14 @@ class Roles:
     ) -> WorkerProcess:
         """A worker's process; `make` makes another kind of worker, over the model of a `script`."""
         local, slot = self.local, self.shared.slots[number]
-        least = local.emulate[number] if local.emulate else 0.0
-        if not least:
+        least = self.job.least_time(local.emulate[number] if local.emulate else 0.0)
+        if not least.seconds:
             compute_steadily()
         # One that sleeps for most of the time is to run when that is over, anywhere.
-        waiting = Waiting() if least else self.shared.cpu.worker(number)
+        waiting = Waiting() if least.seconds else self.shared.cpu.worker(number)
         if self.split:
             return self._split_process(number, MemoryLink(wire, slot, waiting), least, script)
-        reader = Prefetcher(self.content.reader) if self.reads_ahead else None
+        reader = prefetcher(self.job, self.local)
         announce = ignore if reader is None else reader.announce
         build: Make = partial(make or self.job.make_worker, self.store, number)
         settings = WorkerSettings(
@@ -329,7 +324,7 @@ class Roles:
         return WorkerProcess(meeting, slot, settings, partial(self._met, meeting, build), reader)
 
     def _split_process(
-        self, number: int, link: MemoryLink, least: float, script: nn.Module | None
+        self, number: int, link: MemoryLink, least: LeastTime, script: nn.Module | None
     ) -> WorkerProcess:
         """The process that leads the others of a replica."""
         cut, slot, overlap = self.content.cut, link.slot, self.local.overlap
@@ -339,7 +334,7 @@ class Roles:
         split = SplitWorker(*what) if script is None else ScriptSplitWorker(*what, script)
         group = split.group(number, link.wire, self.threads(number))
         # A stage waits until its step is long enough, so the whole need not.
-        settings = WorkerSettings(self.store.discipline, self.job.seed, 0.0, overlap)
+        settings = WorkerSettings(self.store.discipline, self.job.seed, overlap=overlap)
         client = StoreClient(link, settings.centre, overlap, cut.layout.asynchronous)
         build = partial(split.make, group, self.store, number)
         return WorkerProcess(client, slot, settings, build, None, group.leave)

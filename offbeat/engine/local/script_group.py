@@ -21,6 +21,7 @@ from offbeat.engine.local.replica_group import (
     Start,
 )
 from offbeat.engine.local.split_worker import SplitWorker
+from offbeat.log.records import Settings
 from offbeat.split.channel import Mesh
 from offbeat.split.part import PartSpec
 from offbeat.split.passes import Gradients
@@ -48,6 +49,7 @@ class ScriptMember(GroupMember):
         if isinstance(order, Start):
             self.sender.begin()
         elif isinstance(order, Finish):
+            self.sender.set(order.settings)
             self.sender.finish()
         elif isinstance(order, Back):
             self.sender.back_to_version()
@@ -61,12 +63,17 @@ class ScriptMember(GroupMember):
 class ScriptSender(SplitSender):
     """The leader's sender under a script's own loop."""
 
+    settings: Settings | None = None
+
     def begin(self) -> None:
         self.group.tell(Start())
 
+    def set(self, settings: Settings | None) -> None:
+        self.settings = settings
+
     def finish(self) -> None:
         # Done by all before the script goes on: it may write what the others would read only then.
-        self.group.ask(Finish())
+        self.group.ask(Finish(self.settings))
 
     def back_to_version(self) -> None:
         if not self.group.asking:  # else an error in a pass has ended the loop, and nobody listens

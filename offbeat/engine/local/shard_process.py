@@ -10,7 +10,7 @@ import torch
 
 from offbeat.engine.local.shared_memory import SharedMemory
 from offbeat.folder.tensors import save_tensors
-from offbeat.log.records import Part
+from offbeat.log.records import Part, Settings
 from offbeat.store.parameters import Parameters
 from offbeat.store.staleness import Reads
 from offbeat.transport.memory_link import Packets
@@ -28,6 +28,7 @@ class ShardPart(msgspec.Struct, array_like=True):
     place: int  # of the worker's outgoing buffers; -1 if the shard process has kept it
     lacking: list[int] = []  # places of averaged local state that the worker does not have
     base: int = 0
+    settings: Settings | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -77,6 +78,7 @@ class AdvanceSchedules(ShardMessage):
 
     version: int
     epoch: int
+    progress: int
 
 
 class AskHash(ShardMessage):
@@ -163,7 +165,7 @@ class ShardProcess:
             KeepContribution: self._keep,
             RememberVersion: lambda word: parameters.copy(word.version, word.needed),
             CopyToSlot: self._give,
-            AdvanceSchedules: lambda word: parameters.advance(word.version, word.epoch),
+            AdvanceSchedules: lambda word: self._advance(word),
             AskHash: lambda word: ShardValue(f"{parameters.digest_sum():x}"),
             AskFinite: lambda word: ShardValue(parameters.finite()),
             AskBytes: lambda word: ShardValue(parameters.nbytes),
@@ -214,6 +216,7 @@ class ShardProcess:
         slot = self.shared.slots[piece.worker]
         payload = [slot.outgoing[piece.place][shard] for shard in self.parameters.held]
         part = Part(*piece.key, piece.base, [], piece.samples, weight=piece.weight)
+        part.settings = piece.settings
         there = {name for place, name in self.updater.items() if place not in piece.lacking}
         updater = {name: view for name, view in slot.updater.views.items() if name in there}
         return Contribution(part, payload, updater=updater)
@@ -229,6 +232,9 @@ class ShardProcess:
         slot = self.shared.slots[word.worker]
         slot.put(word.place, parameters.held, parameters.flats, parameters.updater_state)
         return ShardDone()
+
+    def _advance(self, word: AdvanceSchedules) -> None:
+        self.parameters.advance(word.version, word.epoch, word.progress)
 
     # ------------------------------------------------------------ around it
 

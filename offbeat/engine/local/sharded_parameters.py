@@ -200,7 +200,9 @@ class ShardedParameters(Parameters):
         table = self.shared.plan.updater
         lacking = [place for place, e in enumerate(table) if e.name not in one.updater]
         base = self.reads.compared(part.worker, part.base)
-        return ShardPart(*who, part.samples, part.weight, one.place, lacking, base)
+        made = ShardPart(*who, part.samples, part.weight, one.place, lacking, base)
+        made.settings = part.settings
+        return made
 
     def keep(self, contribution: Contribution) -> None:
         part, payload = contribution.part, contribution.payload
@@ -227,10 +229,10 @@ class ShardedParameters(Parameters):
         slot.put(place, self.held, self.flats, self.updater_state)
         self._hear(ShardDone)
 
-    def advance(self, version: int, epoch: int) -> None:
+    def advance(self, version: int, epoch: int, progress: int) -> None:
         if self.updaters[0].scheduler is not None:
-            self._tell(AdvanceSchedules(version, epoch))
-        super().advance(version, epoch)
+            self._tell(AdvanceSchedules(version, epoch, progress))
+        super().advance(version, epoch, progress)
 
     # ------------------------------------------------------------ around it
 

@@ -12,6 +12,7 @@ from offbeat.config.job import WorkerMemory
 from offbeat.config.run_config import RunConfig
 from offbeat.data.lease import Lease
 from offbeat.engine.bring_up import bring_up
+from offbeat.engine.local.reader_process import leases_ahead, prefetcher
 from offbeat.engine.result import Run
 from offbeat.engine.script import LoopParticipant, script_job, script_worker, show_version
 from offbeat.engine.server import Server
@@ -25,15 +26,18 @@ from offbeat.protocol.server import ServerProtocol, ServerSettings
 from offbeat.store.store import Store
 from offbeat.transport.direct import DirectLink, DirectPort
 from offbeat.transport.link import RunOver
-from offbeat.worker.client import StoreClient
+from offbeat.worker.client import StoreClient, ignore
 from offbeat.worker.loop import Loop
+from offbeat.worker.worker import ScriptStep
 
 
 class SingleServer(Server):
     """The server of one worker, which is over when that has nothing more to do."""
 
-    def __init__(self, store: Store, port: DirectPort, clock: Callable[[], float]):
-        settings = ServerSettings(math.inf, ahead=None, together=False, forgives=True, digits=None)
+    def __init__(
+        self, store: Store, port: DirectPort, clock: Callable[[], float], ahead: int | None
+    ):
+        settings = ServerSettings(math.inf, ahead, together=False, forgives=True, digits=None)
         super().__init__(ServerProtocol(store, 1, settings), port, clock)
         self.store, self.said = store, port.said[0]
 
@@ -65,6 +69,9 @@ class SingleParticipant(LoopParticipant):
             if self.run.kept.saved is not None:
                 with self.run.kept.restoring():
                     self._go_on(*self.run.kept.saved)
+            self.reader = prefetcher(self.job, None)
+            if self.reader is not None:
+                stack.callback(self.reader.close)
             super().__init__(0, self._enter, self._finish)
             stack.enter_context(heard(self._ask))
             self.open = stack.pop_all()
@@ -93,12 +100,18 @@ class SingleParticipant(LoopParticipant):
 
     def _enter(self) -> Loop:
         port = DirectPort(1)
-        server = SingleServer(self.store, port, self.now)
+        ahead = leases_ahead(self.job, None) or None
+        server = SingleServer(self.store, port, self.now, ahead)
         server.connect(0)
         send = self.store.discipline.send
-        client = StoreClient(DirectLink(port, 0, server.hear), send.centre)
+        announce = ignore
+        if self.reader is not None:
+            self.reader.forget()
+            announce = self.reader.announce
+        link = DirectLink(port, 0, server.hear)
+        client = StoreClient(link, send.centre, announce=announce)
         shared = self.store.parameters.flats if send.in_place else None  # the worker writes it
-        place = WorkerMemory(shared, model=self.config.model)
+        place = WorkerMemory(shared, reader=self.reader, model=self.config.model)
         worker = script_worker(self.job, self.store, 0, client.join(), place)
         return Loop(client, worker, Cycle.of(self.store.discipline), self.job.seed)
 
@@ -108,9 +121,9 @@ class SingleParticipant(LoopParticipant):
         self._rest()
         return lease
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
         self.resting = False
-        following = super().done(lease, loss, last)
+        following = super().done(lease, step, last)
         self.resting = False  # a checkpoint is not written by halves
         if self.result is None:
             self.session.between(self.now(), self._snapshot)

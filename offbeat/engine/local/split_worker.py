@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from offbeat.config.job import Job, WorkerMemory
+from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.engine.local.group_memory import MemberMemory, ShardMemberMemory
 from offbeat.engine.local.pipeline_group import PipelineMember, PipelineSender
 from offbeat.engine.local.replica_group import LEADER, GroupMember, ReplicaGroup, SplitSender
@@ -40,7 +41,7 @@ class SplitWorker:
     slot: Slot
     wait_notes: WaitNotes
     buffers: Mapping[str, Tensor]  # what they begin with, looked at when the worker has joined
-    least: float = 0.0
+    least: LeastTime = AS_FAST_AS_CAN_BE
 
     def group(self, number: int, wire: socket.socket, threads: int) -> ReplicaGroup:
         """In the leader: fork the others, who have no use for its wire to the server."""

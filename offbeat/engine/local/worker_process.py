@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offbeat.config.job import WorkerMemory
+from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.prefetch import Prefetcher
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.local.pipeline_group import PipelineLoop
@@ -20,11 +21,11 @@ Make = Callable[..., Worker]  # of a store, a number, an incarnation and a place
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a worker goes about its work; `least` seconds is what a step takes at the least."""
+    """How a worker goes about its work; `least` is what a step takes at the least."""
 
     discipline: Discipline
     seed: int
-    least: float = 0.0
+    least: LeastTime = AS_FAST_AS_CAN_BE
     overlap: bool = False
     meets: bool = False  # whether workers add up among themselves
 
@@ -93,4 +94,5 @@ class WorkerProcess:
                 figures["exchange_hidden"] = self.loop.hidden / self.loop.flying
         if self.reader is not None:
             figures |= self.reader.figures()
+            self.reader.close()
         self.client.bye(figures | self.leave())

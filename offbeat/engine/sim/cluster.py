@@ -30,6 +30,8 @@ from offbeat.errors import ConfigError
 class Machine:
     """One worker: its compute time, its link to the store, and its faults in order of time.
 
+    `compute` is the time of a whole batch, and other batches take their share of it. What every
+    step takes beside that, whatever its samples, is `overhead`.
     One that is on a `host` has no link of its own, but the one that all on that host share.
     """
 
@@ -40,6 +42,7 @@ class Machine:
     failures: tuple[Failure, ...] = ()
     joins_at: float = 0.0
     host: str = ""
+    overhead: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.compute, Distribution):
@@ -49,6 +52,7 @@ class Machine:
             )
         object.__setattr__(self, "bandwidth", bandwidth(self.bandwidth))
         checked_seconds("the latency", self.latency)
+        checked_seconds("the overhead", self.overhead)
         checked_seconds("the time at which a worker joins", self.joins_at)
         if self.host and (math.isfinite(self.bandwidth) or self.latency):
             raise ConfigError(
@@ -75,7 +79,7 @@ class Machine:
             lines.append(f"host = {quoted(self.host)}")
         if math.isfinite(self.bandwidth):
             lines.append(f"bandwidth = {self.bandwidth!r}  # bytes a second")
-        for name in ("latency", "joins_at"):
+        for name in ("overhead", "latency", "joins_at"):
             if value := getattr(self, name):
                 lines.append(f'{name} = "{show(value)}"')
         for name in ("pauses", "failures"):
@@ -216,6 +220,7 @@ def _machines(table: object, folder: Path | None) -> tuple[int, Machine]:
         "host": text,
         "compute": lambda value: distribution(value, folder),
         "count": count,
+        "overhead": duration,
         "bandwidth": bandwidth,
         "latency": duration,
         "joins_at": duration,

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from offbeat.config.checks import at_least
 from offbeat.config.job import CostJob, CostOnly
+from offbeat.data.shares import Shares, as_shares
 from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
@@ -33,6 +34,7 @@ def estimate(
     steps: int = 100,
     batch_size: int = 32,
     model_bytes: int = 0,
+    shares: Shares | str | Sequence[float] | None = None,
     seed: int = 0,
     listeners: Sequence[Listener] = (),
 ) -> Summary:
@@ -49,15 +51,21 @@ def estimate(
     if isinstance(cluster, str):
         cluster = Cluster.read(cluster)
     workers = len(cluster)
-    samples = workers * steps * batch_size
-    job = CostJob(CostOnly(model_bytes, samples), course, workers, batch_size, 1, seed)
+    content = CostOnly(model_bytes, workers * steps * batch_size)
+    wanted = as_shares(shares)
+    for one in course.stages:
+        wanted.check(one, workers)
+    job = CostJob(content, course, workers, batch_size, 1, seed, shares=wanted)
     log, tally = Log(), Tally(workers, history=False)
     log.listeners += [tally, *listeners]
     store = job.make_store(log)
     sim = simulation(job, cluster, store)
     sim.start()
-    with log.followed(store, samples), _no_collection():
+    with log.followed(store, content.samples), _no_collection():
         while sim.step():
             pass
     ledger = store.leases.ledger.summary()
-    return tally.summary(str(job.course), "cost only", ledger, {"store": 0, "worker": 0}, "")
+    held = {"store": 0, "worker": 0}
+    summary = tally.summary(str(job.course), "cost only", ledger, held, "")
+    summary.shares = wanted.told
+    return summary

@@ -14,7 +14,7 @@ from offbeat.engine.script import Script, host, reseed, show_version, stages_of
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError
 from offbeat.split.script_model import Stages
-from offbeat.worker.worker import NumberWorker, Worker
+from offbeat.worker.worker import NumberWorker, ScriptStep, Worker
 
 
 class TakenOut(BaseException):
@@ -34,10 +34,10 @@ class ScriptThread:
         self.config: RunConfig | None = None
         self.reader: Reader | None = None
         self.worker: Worker | None = None
-        self.loss: float | None = None
+        self.made: ScriptStep | None = None  # the step that it has made at this turn
         self.lease: Lease | None = None  # what it is handed next
         self.ending = self.running = self.finished = False
-        self.made = self.stopping = self.away = False  # a step; the run's end; its loop was left
+        self.stopping = self.away = False  # the run's end; its loop was left
         self.error: BaseException | None = None
         self.chance = RandomState()  # where it was when it last handed back
         self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
@@ -100,7 +100,7 @@ class ScriptThread:
         if self.config is not None:
             raise ConfigError("a script joins one run: use one ob.join() and one loop")
         self.config = config
-        self.reader = Reader(config.data, config.seed, config.shuffle, config.collate)
+        self.reader = config.reader()
         self.lease = self._hand_back()
         return self
 
@@ -113,8 +113,8 @@ class ScriptThread:
         reseed(self.config.seed, lease)
         return self.reader.read(lease)
 
-    def done(self, lease: Lease, loss: float | None, last: bool) -> Lease | None:
-        self.loss, self.made, self.stopping = loss, True, last
+    def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
+        self.made, self.stopping = step, last
         return self._hand_back()
 
     def stop(self) -> None:
@@ -143,3 +143,7 @@ class ScriptThread:
     @property
     def epochs(self) -> int:
         return 0 if self.worker is None else self.worker.epochs
+
+    @property
+    def progress(self) -> int:
+        return 0 if self.worker is None else self.worker.progress

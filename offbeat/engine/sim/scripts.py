@@ -29,13 +29,13 @@ from offbeat.log.log import Listener
 from offbeat.log.records import Ended
 from offbeat.replay import Replay, follow
 from offbeat.store.store import Store
-from offbeat.worker.worker import LeftLoop, NumberWorker, Unfinished
+from offbeat.worker.worker import LeftLoop, NumberWorker, ScriptStep, Unfinished
 
 
 class ScriptWorker(NumberWorker):
     """A worker of which a script computes the gradients, one lease at a turn."""
 
-    def __init__(self, made: NumberWorker, compute: Callable[[Lease], float | None]):
+    def __init__(self, made: NumberWorker, compute: Callable[[Lease], ScriptStep]):
         super().__init__(
             made.number, made.incarnation, made.sender, made.buffers, made.skip_nonfinite
         )
@@ -135,8 +135,8 @@ class ScriptThreads:
         place = WorkerMemory(reader=player.reader, model=player.config.model)
         made = script_worker(job, store, number, incarnation, place)
 
-        def compute(lease: Lease) -> float | None:
-            player.made = False
+        def compute(lease: Lease) -> ScriptStep:
+            player.made = None
             try:
                 self._turn(player, lease)
             except SystemExit as leaving:
@@ -147,9 +147,9 @@ class ScriptThreads:
             if player.finished:
                 self.away.add(number)
                 raise LeftLoop(f"worker {number} left its loop at version {player.version}")
-            if not player.made:
+            if player.made is None:
                 raise Unfinished(f"worker {number} ended the run at version {player.version}")
-            return player.loss
+            return player.made
 
         player.worker = worker = ScriptWorker(made, compute)
         return worker
@@ -232,7 +232,7 @@ def simulate_script(
 def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     """Run the log of a script's run again, with the script computing what the log says."""
     told = settings_of(folder)
-    named = ("discipline", "seed", "codec", "pull_codec", "nonfinite")
+    named = ("discipline", "seed", "codec", "pull_codec", "nonfinite", "shares")
     asked = {key: getattr(told, key) for key in (*named, *("hash_every", "shards", "policies"))}
     asked["layout"] = told.layout
     asked |= {"out": None, "resume": False}

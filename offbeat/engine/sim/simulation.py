@@ -110,6 +110,7 @@ class Simulation:
             ComputeTimes(machine.compute, job.seed, number)
             for number, machine in enumerate(cluster.machines)
         ]
+        self.overheads = [machine.overhead for machine in cluster.machines]
         updater = job.updater_bytes(store)
         self.push_bytes = job.push_bytes(store) + updater
         self.pull_bytes = job.pull_bytes(store)
@@ -216,7 +217,7 @@ class Simulation:
             if cycle.action is Action.COMPUTE:
                 _, start, stop = worker.todo[-1]
                 share = (stop - start) / self.job.batch_size
-                seconds = self.paces[number][agent.step] * share
+                seconds = self.overheads[number] + self.paces[number][agent.step] * share
                 agent.step += 1
                 agent.timing.compute += seconds
                 self._plan_own(EventKind.COMPUTED, number, seconds)

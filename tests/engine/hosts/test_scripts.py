@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 
+from offbeat.engine.script import Script
+from offbeat.engine.sim.scripts import replay_script
+from offbeat.folder.checkpoint import RunFolder
 from offbeat.transport.handshake import new_token
 
 SCRIPT = """
@@ -11,14 +14,17 @@ import torch
 from torch.utils.data import TensorDataset
 import offbeat as ob
 
+torch.manual_seed(0)
 data = TensorDataset(torch.randn(4000, 3), torch.zeros(4000, 1))
 with ob.join(discipline="asp") as run:
     model = run.replica(torch.nn.Linear(3, 1))
-    optimizer = run.optimizer(torch.optim.SGD)
+    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for done, (x, y) in enumerate(run.batches(data, batch_size=4), 1):
         (model(x) - y).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        scheduler.step()
         if run.rank == 0 and done == 3:
             run.stop()
 print(f"version {run.version}\\n", end="", flush=True)  # in one piece
@@ -47,4 +53,7 @@ def test_a_script_that_ends_the_run_for_all_is_no_error_of_the_store(tmp_path):
     version = json.loads(said)["summary"]["updates"]
     assert 3 <= version < 1000
     assert worked.stdout.split() == ["version", str(version)] * 2
-    assert '"kind":"end"' in (tmp_path / "run" / "log.jsonl").read_text()
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert '"kind":"end"' in log
+    assert '"settings":[{"lr":0.0081' in log
+    assert replay_script(Script(tmp_path / "train.py"), RunFolder(tmp_path / "run")).identical

@@ -25,7 +25,8 @@ print("once")
 data = TensorDataset(torch.randn(48, 3), torch.randn(48, 2))
 with ob.join() as run:
     model = run.replica(torch.nn.Linear(3, 2))
-    optimizer = run.optimizer(partial(torch.optim.SGD, lr=0.1))
+    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
     for x, y in run.batches(data, batch_size=4, epochs=2):
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
@@ -33,6 +34,7 @@ with ob.join() as run:
         HERE
         optimizer.step()
         optimizer.zero_grad()
+        scheduler.step()
 total = sum(float(p.detach().abs().sum()) for p in model.parameters())
 print(f"end {run.rank} {run.version} {total:.6f}", flush=True)
 AFTER

@@ -1,0 +1,85 @@
+"""A DataLoader in the place of a dataset: the run that its options would make, and its replay."""
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+
+import offbeat as ob
+from tests.contract.common import MOMENTUM, assert_same_bits, plain, problem
+
+
+def test_one_worker_on_a_loader_is_plain_pytorch(engine: str) -> None:
+    what = problem(samples=22)
+    loader, test = DataLoader(what.data, batch_size=4, shuffle=True), DataLoader(what.data)
+    run = ob.train(
+        copy.deepcopy(what.model), loader, what.loss, test=test, optimizer=MOMENTUM, workers=1,
+        epochs=2, seed=5, engine=engine,
+    )  # fmt: skip
+    assert_same_bits(run.model, plain(what, MOMENTUM, seed=5))
+    assert run.summary().loss is not None
+
+
+def test_a_weighted_run_says_so_and_replays(engine: str, tmp_path: Path) -> None:
+    what = problem(samples=20)
+
+    def loader(**more: Any) -> DataLoader:
+        return DataLoader(what.data, sampler=WeightedRandomSampler([0.5, 2] * 10, 12), **more)
+
+    run = ob.train(
+        copy.deepcopy(what.model), loader(batch_size=4), what.loss, discipline="asp",
+        optimizer=MOMENTUM, workers=2, epochs=2, engine=engine, out=tmp_path, hash_every=1,
+    )  # fmt: skip
+    again = (copy.deepcopy(what.model), loader(batch_size=4), what.loss)
+    found = ob.replay(tmp_path, *again).check()
+    assert found.versions == found.compared == 6
+    assert [epoch["applied"] for epoch in run.summary().ledger] == [12, 12]
+    with pytest.raises(ob.CheckpointError, match="order is None here and WeightedRandomSampler"):
+        ob.replay(tmp_path, what.model, what.data, what.loss, shuffle=False)
+    with pytest.raises(ob.ConfigError, match="batch_size is 4, and 3 in the DataLoader"):
+        ob.replay(tmp_path, what.model, loader(batch_size=3), what.loss)
+
+
+class Augmented(Dataset[Any]):
+    """Samples with noise from two generators."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(3) + random.random() + index % 2, index % 2
+
+
+def augmented(readers: int, **more: Any) -> ob.Run:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True, num_workers=readers)
+    return ob.train(model, loader, F.cross_entropy, optimizer=MOMENTUM, epochs=2, seed=3, **more)
+
+
+def test_how_many_read_changes_no_bit(engine: str) -> None:
+    first = augmented(0, workers=1, engine="sim")
+    assert_same_bits(augmented(2, workers=1, engine=engine).model, first.model)
+
+
+def test_a_run_with_readers_and_augmentation_replays_to_the_bit(
+    local_only: str, tmp_path: Path
+) -> None:
+    run = augmented(2, workers=2, discipline="asp", engine=local_only, out=tmp_path, hash_every=1)
+    assert run.summary().overlap["input_queue"] >= 0
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    found = ob.replay(tmp_path, model, loader, F.cross_entropy).check()
+    assert found.compared == found.versions == 12
+
+
+def test_readers_are_not_used_where_a_step_reads_in_parts(local_only: str) -> None:
+    with pytest.warns(UserWarning, match="num_workers=2 of the DataLoader is not used"):
+        augmented(2, workers=1, accumulate=2, engine=local_only)
