@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks import shards, simulator, watch
 from benchmarks.figure import Figure
-from benchmarks.local import exchange, layouts, models, straggler
+from benchmarks.local import exchange, layouts, models, straggler, uneven
 from benchmarks.machine import Others, described, machine
 from benchmarks.network import figures
 from benchmarks.peers.launch import PeerFailed
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "shards": shards.shards,
     "small": straggler.small_step,
     "straggler": straggler.straggler,
+    "uneven": uneven.uneven,
     "accuracy": straggler.to_accuracy,
     "resnet": models.resnet,
     "allreduce": models.allreduce,

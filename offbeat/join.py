@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from offbeat.codec import Codec
+from offbeat.config.devices import expected
 from offbeat.config.keywords import check_join, check_kinds
 from offbeat.config.run_config import RunConfig
 from offbeat.config.task import OptimizerFactory
@@ -57,6 +58,7 @@ class Defaults(TypedDict, total=False):
     checkpoint_every: int | None
     listeners: Sequence[Listener]
     layout: Layout | str | None
+    device: str | Sequence[str] | None
     shares: Shares | str | Sequence[float] | None
     token: str | Path | None  # of ranks on several hosts: a file, or "$NAME", a variable
 
@@ -104,8 +106,12 @@ class Member:
             raise ConfigError(f"replica takes a torch.nn.Module, not {type(model).__name__}")
         if self._model is not None:
             raise ConfigError("replica is called once: put both models into one nn.ModuleList")
-        if any(tensor.device.type != "cpu" for tensor in model.parameters()):
-            raise ConfigError("the model must lie on the CPU when it is passed to replica")
+        place = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+        if place is not None:
+            raise ConfigError(
+                f"the model lies on {place} and must be on the CPU when it is passed to replica: "
+                f"say device='{place}', and from the first batch on it is there"
+            )
         self._model = model
         return model
 
@@ -342,6 +348,13 @@ class Member:
             if self._model is not None and self._front is None and self.workers > 1:
                 check_script_loss(loss, self._model)
         self._loss = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes: in the loop the batches and the model are there."""
+        if self._seat is not None:
+            return self._seat.device
+        return expected(self._host.settle(self._defaults).get("device"))
 
     @property
     def rank(self) -> int:

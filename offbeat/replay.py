@@ -128,6 +128,7 @@ def follow(
     if different is not None:
         raise CheckpointError(f"{place.path} cannot be replayed with this: {different}")
     job.discipline.check_order()
+    job.check_here()
     initial = load_tensors(place.checked(place.initial_file))
     check_tensors(initial, model_tensors(job.content.model), str(place.initial_file))
     job.content.model.load_state_dict(initial)
@@ -136,7 +137,8 @@ def follow(
     replayer = _Replayer(job, every, place.checked(start) if start.exists() else start, make)
     if config.get("overlap") is True:
         replayer.overlap()
-    found = replayer.run(place)
+    with job.content.devices.single.entered():
+        found = replayer.run(place)
     if found.identical:
         place.check_end()
     return found
@@ -222,7 +224,7 @@ class _Replayer:
             self.parameters.enter(record.worker)
             if not record.averaged:  # as it was before there was a mean to begin with
                 self.parameters.averages.reset()
-            self.workers[record.worker] = self.job.make_worker(
+            self.workers[record.worker] = self.job.make_worker_here(
                 self.store, record.worker, incarnation
             )
             self.workers[record.worker].ahead = self.ahead

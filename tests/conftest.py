@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from offbeat.config.run_config import OnRay
+from offbeat.engine.ray.cluster import RayCluster, connected
 from offbeat.protocol import server
 
 # Several test processes share few cores, and sums in one thread always add in the same order.
@@ -37,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--over",
-        choices=("memory", "tcp"),
+        choices=("memory", "tcp", "ray"),
         default="memory",
         help="how the real processes of the contract suite talk to their server",
     )
@@ -53,6 +55,13 @@ def regenerate(request: pytest.FixtureRequest) -> bool:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """With little patience a slow machine makes workers look silent; no run ends because of it."""
     monkeypatch.setattr(server, "IN_VAIN", 1_000_000)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    """One Ray cluster of this machine for all tests: it takes seconds to start."""
+    with connected(OnRay(worker_resources={"CPU": 1}), 4) as cluster:
+        yield cluster
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

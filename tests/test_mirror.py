@@ -55,6 +55,8 @@ ELSEWHERE = {
     "engine/local/split_worker.py": "engine/local/test_replica_group.py",
     "engine/local/torchrun.py": "engine/local/test_rendezvous.py",
     "engine/local/verify.py": "contract/test_layouts.py",
+    "engine/local/worker_process.py": "engine/local/test_launcher.py",
+    "engine/ray/actor.py": "engine/ray/test_launcher.py",
     "engine/run_session.py": "contract/test_locked.py",
     "engine/script.py": "test_join.py",
     "engine/script_hosts.py": "test_join.py",

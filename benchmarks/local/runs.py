@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import offbeat as ob
 from benchmarks.peers.common import accuracy, falling, image_mlp, made_up
+from offbeat.engine.sim.cluster import Cluster
 from offbeat.log.log import Listener
 from offbeat.log.records import Entry, Evaluated, Updated
 from offbeat.recipes import mnist, recipe, resnet50
@@ -106,6 +107,41 @@ def straggler(
     return {
         "per_second": per_second(steps.times, batch),
         "start_up": max(steps.heard.values()) - start,
+    }
+
+
+def uneven(
+    engine: str, shares: str | None, seconds: list[float], batch: int, epochs: int, seed: int
+) -> dict[str, Any]:
+    """Digits in lock-step on machines of these speeds: the whole run, from its first step on."""
+    task = recipe("digits", seed=seed)
+    speeds = (
+        {"emulate": seconds}
+        if engine == "local"
+        else {"cluster": Cluster.parse(",".join(f"{each:g}s" for each in seconds))}
+    )
+    done = ob.train(
+        task.model,
+        task.data,
+        task.loss,
+        discipline="bsp",
+        optimizer=task.optimizer,
+        workers=len(seconds),
+        batch_size=batch,
+        epochs=epochs,
+        test=task.test,
+        evaluate_every=NEVER,
+        seed=seed,
+        shares=shares,
+        engine=engine,
+        checkpoint_every=NEVER,
+        **speeds,
+    ).summary()
+    return {
+        "per_second": done.samples_per_second,
+        "accuracy": done.accuracy,
+        "waiting": done.wait_share,
+        "batches": [worker.batch for worker in done.per_worker],
     }
 
 

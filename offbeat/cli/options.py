@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from offbeat import track
+from offbeat.config.checks import at_least
 from offbeat.config.run_config import NAMES, USUAL
 from offbeat.discipline.course import parse
 from offbeat.engine.sim.cluster import Cluster as SimulatedCluster
@@ -45,6 +46,19 @@ def asked(flags: Mapping[str, Any]) -> dict[str, Any]:
     if flags["sync"] is not None:
         found["discipline"] = parse(flags["sync"])
     return found
+
+
+def counts(text: str) -> tuple[int | None, int]:
+    """How many workers to begin with, if that is said, and how many there may be."""
+    first, colon, last = text.partition(":")
+    try:
+        least, most = int(first), int(last if colon else first)
+    except ValueError:
+        raise ConfigError(f"-n takes a number or two, such as 4 or 2:8, not {text!r}") from None
+    at_least("-n", least, 1)
+    if most < least:
+        raise ConfigError(f"-n {text}: the second number is the most, and is smaller")
+    return (least if colon else None), most
 
 
 def cluster_of(text: str | None, workers: int | None) -> SimulatedCluster:
@@ -104,6 +118,16 @@ Shares = Annotated[
 ]
 Epochs = Annotated[int | None, _in(TRAINING, "Passes over the data, 1 unless given.")]
 Rate = Annotated[float | None, _in(TRAINING, "Learning rate; else the task's own.")]
+
+
+class Via(StrEnum):
+    STORE = "store"
+    ALLREDUCE = "allreduce"
+
+
+Meeting = Annotated[
+    Via | None, _in(TRAINING, "Where contributions meet: in the store, or among the workers.")
+]
 Codec = Annotated[
     str | None, _in(TRAINING, "Make contributions smaller: bf16, int8, topk:0.01, ...")
 ]
@@ -111,6 +135,14 @@ PullCodec = Annotated[str | None, _in(TRAINING, "Make what workers pull smaller:
 Layout = Annotated[
     str | None,
     _in(TRAINING, "How each replica is split over processes.", metavar="pp=2,microbatches=8"),
+]
+Device = Annotated[
+    str | None,
+    _in(
+        TRAINING,
+        "Where workers compute: cuda:0, one for each as in cuda:0,cuda:1, or auto; else the CPU.",
+        metavar="DEVICE",
+    ),
 ]
 Shards = Annotated[int, _in(TRAINING, "Parts of the store.")]
 Seed = Annotated[int, _in(TRAINING, "Of initial weights, order and simulated times.")]
@@ -162,11 +194,6 @@ Json = Annotated[
 class Engine(StrEnum):
     LOCAL = "local"
     SIM = "sim"
-
-
-class Via(StrEnum):
-    STORE = "store"
-    ALLREDUCE = "allreduce"
 
 
 GRID = "Grid"

@@ -20,6 +20,7 @@ def replay(
     run_dir: options.RunDir,
     script: options.Script = None,
     every: options.Every = 1,
+    device: options.Device = None,
     json: options.Json = False,
 ) -> None:
     """Run the log of a run folder again and compare the parameters of every version."""
@@ -39,6 +40,7 @@ def replay(
             task.loss,
             optimizer=task.optimizer if custom else None,
             every=every,
+            device=device,
         )
     except Exception as error:
         origin.blame(error)

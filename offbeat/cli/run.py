@@ -2,20 +2,23 @@
 
 import shlex
 import sys
+from enum import StrEnum
+from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from offbeat.cli import options
-from offbeat.cli.options import Engine, Via, trackers
+from offbeat.cli.options import trackers
 from offbeat.cli.output import print_json
-from offbeat.cli.playing import blamed, play
+from offbeat.cli.playing import Where, blamed, play
 from offbeat.cli.replay import show as show_replay
 from offbeat.config.checks import at_least
-from offbeat.config.run_config import USUAL
+from offbeat.config.run_config import RAY, USUAL, OnRay
 from offbeat.config.units import emulated
+from offbeat.engine.ray.scripts import RayHost
 from offbeat.engine.result import Run
 from offbeat.engine.script import Script
 from offbeat.engine.script_hosts import LaunchedHost
@@ -30,6 +33,22 @@ from offbeat.split.layout import in_halves, replicas_of
 from offbeat.watch import Watch
 
 
+class ScriptEngine(StrEnum):
+    LOCAL = "local"
+    RAY = "ray"
+    SIM = "sim"
+
+
+class Placement(StrEnum):
+    SPREAD = "spread"
+    PACK = "pack"
+
+
+def on_ray(help: str, metavar: str | None = None, *names: str) -> Any:
+    """An option of a Ray cluster."""
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel="Ray cluster")
+
+
 def run(
     script: Annotated[Path, typer.Argument(help="What `python` would run.", metavar="SCRIPT")],
     arguments: Annotated[
@@ -41,9 +60,18 @@ def run(
         options.training("bsp, ssp:3, asp, local:16, ...; else the script's.", "DISCIPLINE"),
     ] = None,
     engine: Annotated[
-        Engine | None, options.training("Processes here (local) or virtual time (sim).")
+        ScriptEngine | None,
+        options.training("Processes here (local), a Ray cluster (ray) or virtual time (sim)."),
     ] = None,
-    workers: options.Workers = None,
+    workers: Annotated[
+        str | None,
+        options.training(
+            "Workers, 4 unless given; on Ray also how many to begin with and at most: 2:8.",
+            "N|N:M",
+            "-n",
+            "--workers",
+        ),
+    ] = None,
     cluster: options.Cluster = None,
     emulate: Annotated[
         str | None, options.training("Least time of each worker's step: 20ms,20ms,80ms.", "TIMES")
@@ -51,10 +79,7 @@ def run(
     patience: Annotated[
         float | None, options.training("After so long a silent worker is lost.", "SECONDS")
     ] = None,
-    via: Annotated[
-        Via | None,
-        options.training("Where contributions meet: in the store, or among the workers."),
-    ] = None,
+    via: options.Meeting = None,
     codec: options.Codec = None,
     pull_codec: options.PullCodec = None,
     shards: Annotated[
@@ -62,7 +87,26 @@ def run(
     ] = None,
     shares: options.Shares = None,
     layout: options.Layout = None,
+    device: options.Device = None,
     seed: Annotated[int | None, options.training("Of order and times; else the script's.")] = None,
+    address: Annotated[
+        str | None,
+        on_ray("Of the cluster: auto or HOST:6379. Without it one is found, or started here."),
+    ] = None,
+    worker_resources: Annotated[
+        str | None,
+        on_ray('What each worker gets: \'{"CPU": 2, "GPU": 1}\', one CPU unless given.', "JSON"),
+    ] = None,
+    placement: Annotated[
+        Placement | None, on_ray("Workers on many hosts (spread), or on few (pack).")
+    ] = None,
+    wait: Annotated[
+        float | None, on_ray("How long to wait for room for the workers.", "SECONDS")
+    ] = None,
+    tls: Annotated[
+        bool | None,
+        on_ray("Encrypt links; else those that leave this machine.", None, "--tls/--no-tls"),
+    ] = None,
     out: options.Out = None,
     resume: options.Resume = False,
     checkpoint_every: options.CheckpointEvery = None,
@@ -91,12 +135,25 @@ def run(
             found = replay_script(what, RunFolder(replay))
         show_replay(found, replay, json)
         return
+    begin, count = (None, None) if workers is None else options.counts(workers)
     if layout is not None:
-        workers = replicas_of(in_halves(layout), workers or _named(cluster, emulate))
+        count = replicas_of(in_halves(layout), count or _named(cluster, emulate))
     # Where it runs is settled here; the rest wins over what the script says.
-    for name in ("engine", "workers", "cluster", "watch"):
+    for name in ("engine", "workers", "cluster", "watch", *RAY):
         asked.pop(name, None)
-    sim = engine is Engine.SIM or (engine is None and cluster is not None)
+    sim = engine is ScriptEngine.SIM or (engine is None and cluster is not None)
+    ray = engine is ScriptEngine.RAY
+    of_ray: dict[str, Any] = {
+        "address": address,
+        "worker_resources": worker_resources,
+        "wait": wait,
+        "tls": tls,
+    }
+    of_ray["placement"] = placement and placement.value
+    of_ray = {name: value for name, value in of_ray.items() if value is not None}
+    if not ray and (of_ray or begin is not None):
+        word = f"--{next(iter(of_ray)).replace('_', '-')}" if of_ray else f"-n {workers}"
+        raise ConfigError(f"{word} is for a Ray cluster: add --engine ray, or leave it out")
     if sim and (emulate or patience or via):
         word = "emulate" if emulate else "patience" if patience else "via"
         raise ConfigError(
@@ -110,20 +167,38 @@ def run(
         others.append(Watch(f"{sync}, {script.name}" if sync else script.name, virtual=sim))
     with Progress(f"{sync or script.name}", virtual=sim) as progress:
         if sim:
-            place = options.cluster_of(cluster, workers)
+            place = options.cluster_of(cluster, count)
             with blamed(what, progress, json):
                 result = simulate_script(what, place, asked, [progress, *others])
         else:
-            if workers is None:
-                workers = _named(None, emulate) or USUAL
+            if count is None:
+                count = _named(None, emulate) or USUAL
             if emulate is not None:
-                asked["emulate"] = emulated(emulate, workers)
-            launched = LaunchedHost(at_least("workers", workers, 1), asked, (progress, *others))
+                asked["emulate"] = emulated(emulate, count)
+            where: Where = LaunchedHost(at_least("workers", count, 1), asked, (progress, *others))
+            if ray:
+                if worker_resources is not None:
+                    of_ray["worker_resources"] = resources(worker_resources)
+                at = OnRay(begin=begin, **of_ray)
+                where = RayHost(count, at, asked, what, (progress, *others))
             torch.set_num_threads(1)  # until the workers are there, who then share the cores
-            played = play(what, progress, launched, json)
+            played = play(what, progress, where, json)
             assert played is not None
             result = played
     show(result, what, json)
+
+
+def resources(text: str) -> dict[str, float]:
+    """What each worker is to get, as JSON says it."""
+    try:
+        found = loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f'--worker-resources takes JSON such as \'{{"CPU": 2, "GPU": 1}}\', not {text!r}'
+        )
+    return found
 
 
 def _named(cluster: str | None, emulate: str | None) -> int | None:

@@ -39,6 +39,7 @@ def simulate(
     codec: options.Codec = None,
     pull_codec: options.PullCodec = None,
     layout: options.Layout = None,
+    device: options.Device = None,
     shards: options.Shards = 1,
     seed: options.Seed = 0,
     evaluate_every: options.EvaluateEvery = None,
@@ -105,7 +106,7 @@ def simulate(
 
 _TRAINING_ONLY = (
     *("recipe", "option", "script", "epochs", "lr", "codec", "layout", "out", "resume"),
-    *("evaluate_every", "checkpoint_every", "tensorboard", "csv", "drop_last"),
+    *("evaluate_every", "checkpoint_every", "tensorboard", "csv", "drop_last", "device"),
 )
 
 

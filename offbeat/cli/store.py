@@ -11,7 +11,6 @@ from offbeat.cli import network, options
 from offbeat.cli.options import trackers
 from offbeat.cli.playing import play
 from offbeat.cli.run import show
-from offbeat.config.checks import at_least
 from offbeat.config.run_config import USUAL
 from offbeat.engine.hosts.listener import Security, listen
 from offbeat.engine.hosts.scripts import StoreHost
@@ -69,6 +68,7 @@ def store(
         bool, options.training("Compute on while a gradient is under way.", None, "--overlap")
     ] = False,
     threads: Annotated[int | None, options.training("Of each worker.")] = None,
+    via: options.Meeting = None,
     codec: options.Codec = None,
     pull_codec: options.PullCodec = None,
     shards: Annotated[int | None, options.training("Parts of the store, each a process.")] = None,
@@ -87,7 +87,7 @@ def store(
     what = Script(script, tuple(arguments or ()))
     if not script.is_file():
         raise ConfigError(f"there is no file {script}: write offbeat store [OPTIONS] train.py")
-    begin, most = _counts(workers)
+    begin, most = options.counts(workers)
     asked = options.asked(locals())
     for name in ("workers", "watch"):
         asked.pop(name, None)
@@ -121,16 +121,3 @@ def store(
         result = play(what, progress, where, json)
     assert result is not None
     show(result, what, json)
-
-
-def _counts(text: str) -> tuple[int | None, int]:
-    """How many workers to begin with, and how many there may be."""
-    first, colon, last = text.partition(":")
-    try:
-        least, most = int(first), int(last if colon else first)
-    except ValueError:
-        raise ConfigError(f"-n takes a number or two, such as 4 or 2:8, not {text!r}") from None
-    at_least("-n", least, 1)
-    if most < least:
-        raise ConfigError(f"-n {text}: the second number is the most, and is smaller")
-    return (least if colon else None), most

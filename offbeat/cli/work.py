@@ -34,6 +34,7 @@ def work(
     emulate: Annotated[
         str | None, options.training("Least time of this worker's step: 80ms.", "TIME")
     ] = None,
+    device: options.Device = None,
 ) -> None:
     """Be a worker of a run: its store says how it is done, the script here computes."""
     what = Script(script, tuple(arguments or ()))
@@ -46,7 +47,7 @@ def work(
 
     def played(place: Place) -> int:
         try:
-            play(what, Progress(script.name), WorkHost(dialer, script, least, place), False)
+            play(what, Progress(script.name), WorkHost(dialer, script, least, place, device), False)
         except OffbeatError as error:
             return fail(str(error), error.exit_code, False)
         except typer.Exit as leaving:

@@ -30,6 +30,7 @@ def describe(config: RunConfig, job: Job) -> dict[str, Any]:
     """All that run.json says of a run."""
     told = describe_job(config, job) | config.engine.described(job)
     told["origin"] = dict(config.origin)
+    told["device"] = str(job.content.devices)  # for whoever reads it: a run may go on elsewhere
     if config.loss is not None:  # of a script only its own code knows a score
         told["metric"] = config.metric and config.metric.described()
     return told

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from offbeat.codec import Codec
+from offbeat.config.devices import Devices
 from offbeat.config.units import LeastTime
 from offbeat.data.lease import Leases
 from offbeat.data.reader import Reader
@@ -19,6 +20,7 @@ from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.log.log import Log
 from offbeat.model.checks import sparse_parameters
+from offbeat.model.device import CPU, Device
 from offbeat.model.objective import Loss
 from offbeat.model.replica import OwnReplica, Replica, SharedReplica
 from offbeat.model.shared_model import SharedModel
@@ -58,6 +60,7 @@ class WorkerMemory:
     model: nn.Module | None = None  # the script's own object, where a script computes
     alone: bool = False  # in a process that needs the job's model for nothing else
     buffers: Mapping[str, Tensor] | None = None  # what averaged ones begin with, if it is told
+    device: Device = CPU  # where it computes
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Training:
     policies: Mapping[str, Any] = field(default_factory=dict)
     accumulate: int = 1
     cut: Cut | None = None  # how each replica is split, if it is
+    devices: Devices = field(default_factory=Devices)  # where each worker computes
 
     # The same model for all who compute with it in one process.
     shared: SharedModel = field(init=False, repr=False, compare=False)
@@ -177,6 +181,10 @@ class AnyJob:
         """A participant, without what it pulls."""
         raise NotImplementedError
 
+    def make_worker_here(self, store: Store, number: int, incarnation: int) -> Worker:
+        """One that computes in this process."""
+        return self.make_worker(store, number, incarnation)
+
     def push_bytes(self, store: Store) -> int:
         """Bytes of one contribution without updater state, known before it is computed."""
         raise NotImplementedError
@@ -224,8 +232,18 @@ class Job(AnyJob):
         store = self.make_store(Log())
         self.make_worker(store, 0, 1)
 
+    def check_here(self) -> None:
+        """Refuse what cannot be where all workers compute in one process."""
+        device, cut = self.content.devices.single, self.content.cut
+        if not device.shares and cut is not None and cut.shards is not None:
+            raise ConfigError(
+                f"the parts of {cut.layout} wait for each other in backward passes, and PyTorch "
+                "makes those of one process one after the other on a device: leave device out"
+            )
+
     def check_simulated(self) -> None:
         super().check_simulated()
+        self.check_here()
         cut = self.content.cut
         if cut is not None and cut.layout.asynchronous:
             raise ConfigError(
@@ -280,7 +298,15 @@ class Job(AnyJob):
         place = place or WorkerMemory()
         reader = place.reader or numbers.reader
         if numbers.cut is not None:
-            spec = PartSpec(numbers.cut, ALL, alone(), reader, numbers.loss, script=place.model)
+            spec = PartSpec(
+                numbers.cut,
+                ALL,
+                alone(),
+                reader,
+                numbers.loss,
+                script=place.model,
+                device=place.device,
+            )
             replica: Replica = self.make_part(spec, place.parameters)
         elif place.model is not None or place.alone:
             kind = Replica if place.model is None else OwnReplica
@@ -291,14 +317,24 @@ class Job(AnyJob):
                 numbers.loss,
                 numbers.accumulate,
                 place.parameters,
+                place.device,
             )
         else:
             replica = SharedReplica(
-                numbers.shared, parameters.tables, reader, numbers.loss, numbers.accumulate
+                numbers.shared,
+                parameters.tables,
+                reader,
+                numbers.loss,
+                numbers.accumulate,
+                place.device,
             )
         # An earlier incarnation may have used the same model, and the others have gone on.
         replica.load_buffers(parameters.averages.begun_with() | dict(place.buffers or {}))
         return self.worker_of(store, number, incarnation, self.make_sender(replica, place.out))
+
+    def make_worker_here(self, store: Store, number: int, incarnation: int) -> Worker:
+        place = WorkerMemory(device=self.content.devices.single)
+        return self.make_worker(store, number, incarnation, place)
 
     def make_part(self, spec: PartSpec, flats: Sequence[Flat] | None = None) -> PartReplica:
         """The part of a split replica that `spec` describes; `flats` are its own."""
@@ -355,11 +391,14 @@ class Job(AnyJob):
         worker = self.make_worker(store, 0, 1)
         return total_bytes(worker.sender.learn_state().values())
 
-    def tested(self, store: Store) -> nn.Module:
+    def tested(self, store: Store, device: Device = CPU) -> nn.Module:
         """The model with the store's parameters for a while: until a replica computes with it."""
         shared = self.content.shared
-        own = {name: p.detach().clone() for name, p in shared.users.parameters.items()}
-        held = shared.held(own)
+        own = {
+            name: p.detach().to(device.place, copy=True)
+            for name, p in shared.users.parameters.items()
+        }
+        held = shared.held(own, device)
         store.parameters.export_to(own | held.buffers)
         return shared.enter(held)
 

@@ -15,6 +15,7 @@ from offbeat.rules.updater import Clip
 # Where an option of a script belongs that `join` does not take.
 ELSEWHERE = {
     **dict.fromkeys(("workers", "engine", "cluster", "emulate", "watch"), "offbeat run --{}"),
+    **dict.fromkeys(("address", "placement", "tls"), "offbeat run --engine ray --{}"),
     **dict.fromkeys(
         ("batch_size", "epochs", "shuffle", "collate", "drop_last"), "run.batches(..., {}=...)"
     ),
@@ -66,6 +67,10 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: value is None or isinstance(value, kinds)
 
 
+def _seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
 def _function(value: Any) -> bool:
     return value is None or callable(value)
 
@@ -90,8 +95,17 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "groups": (_function, "pass a function that takes the model"),
     "collate": (_function, "pass a function that takes a list of samples"),
     "listeners": (_listeners, "pass a list of ob.Listener"),
+    "device": (_is(str, list, tuple), "write 'cuda:0', 'cuda:0,cuda:1', 'auto' or 'cpu'"),
+    "test_device": (_is(str), "write 'cuda:0' or 'cpu'"),
     "out": (_is(str, Path), "name a folder"),
     "token": (_is(str, Path), "name the file that has it, or a variable, as in '$RUN_TOKEN'"),
     "start": (_is(str, Path), "name the folder of a run"),
+    "address": (_is(str), "write auto, or a host and a port, as in '192.168.1.5:6379'"),
+    "worker_resources": (
+        lambda value: value is None or isinstance(value, Mapping),
+        "write what each worker needs, as in {'CPU': 1, 'GPU': 1}",
+    ),
+    "wait": (_seconds, "write seconds, as in wait=600"),
+    "tls": (_is(bool), "write True, False, or None for links that leave the machine"),
     "origin": (lambda value: isinstance(value, Mapping), "pass a mapping"),
 }

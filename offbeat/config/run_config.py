@@ -34,6 +34,7 @@ from offbeat.split.layout import Layout, replicas_of
 LONGEST = 1_000_000  # seconds of patience; the system cannot wait for much longer at once
 SMALL = 1 << 20  # bytes of a model whose tensors are not worth sharing among threads
 VIA = ("store", "allreduce")  # how contributions meet
+PLACEMENT = ("spread", "pack")  # of workers on the hosts of a cluster
 USUAL = 4  # workers, unless a user says how many
 
 
@@ -107,6 +108,46 @@ class Hosts(Local):
         return self.threads or cores
 
 
+@dataclass(frozen=True)
+class OnRay(Hosts):
+    """Workers that Ray places on its cluster, and that reach a store on this host of it.
+
+    `address` is the cluster's; None is one that this machine belongs to, or one that is started
+    here for this run. `worker_resources` are what Ray is to give each worker. They `spread` over
+    the hosts, or `pack` on few. A cluster without room for those that are to begin is refused, or
+    waited for as many seconds as `wait` says.
+    """
+
+    address: str | None = None
+    worker_resources: Mapping[str, float] | None = None  # None: {"CPU": 1}
+    placement: str = "spread"
+    wait: float = 0.0
+    tls: bool | None = None  # None: where a link leaves the machine
+
+    name: ClassVar[str] = "ray"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("placement", self.placement, PLACEMENT)
+        for name, amount in self.resources.items():
+            number = isinstance(amount, int | float) and not isinstance(amount, bool)
+            if not isinstance(name, str) or not number or not 0 <= amount < LONGEST:
+                raise ConfigError(
+                    "worker_resources says how much of what each worker needs, as in "
+                    f"{{'CPU': 1, 'GPU': 1}}, not {name!r}: {amount!r}"
+                )
+
+    @property
+    def resources(self) -> Mapping[str, float]:
+        """What Ray keeps for each worker."""
+        return {"CPU": 1} | dict(self.worker_resources or {})
+
+    def threads_for(self, job: Job) -> int:
+        """As many as each worker has processors, whatever the store's host has."""
+        small = total_bytes(job.content.model.parameters()) < SMALL
+        return self.threads or (1 if small else max(1, int(self.resources["CPU"])))
+
+
 def processes_of(job: Job) -> int:
     """The processes of all workers; a split replica has several."""
     cut = job.content.cut
@@ -169,6 +210,7 @@ class RunConfig:
     workers: int = USUAL
     shares: Shares | str | Sequence[float] | None = None
     layout: Layout | str | None = None
+    device: str | Sequence[str] | None = None  # of all workers, or of each; None is the CPU
     codec: Codec | str | None = None
     pull_codec: Codec | str | None = None
     shards: int | Placement = 1
@@ -186,6 +228,7 @@ class RunConfig:
     start: str | Path | None = None
     checkpoint_every: int | None = None
     evaluate_every: int | None = None
+    test_device: str | None = None  # where tests are computed
     hash_every: int | None = None
     listeners: Sequence[Listener] = ()
     watch: bool = False
@@ -214,10 +257,11 @@ class RunConfig:
 # ---------------------------------------------------------------- from keywords
 
 LOCAL = tuple(option.name for option in fields(Local))
+RAY = tuple(option.name for option in fields(OnRay) if option.name not in LOCAL)
 # All that a user may say; how numbers are made is said by a run folder alone, and how samples are
 # read by a DataLoader.
 _UNSAID = ("numerics", "reading")
-NAMES = (*(f.name for f in fields(RunConfig) if f.name not in _UNSAID), "cluster", *LOCAL)
+NAMES = (*(f.name for f in fields(RunConfig) if f.name not in _UNSAID), "cluster", *LOCAL, *RAY)
 
 
 def anywhere(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,6 +278,7 @@ class Options(TypedDict, total=False):
     clip: Clip | None  # gradient clipping
     constrain: Constraint | str | Sequence[Constraint | str] | None  # after each update
     groups: Callable[[nn.Module], Sequence[dict[str, Any]]] | None  # parameter groups
+    device: str | Sequence[str] | None  # "cuda:0", one per worker: "cuda:0,cuda:1", or "auto"
     policies: Mapping[str, str]  # buffer name patterns to shared, averaged or local
     shards: int | Placement  # of the store
     accumulate: int  # parts in which a batch is computed
@@ -255,21 +300,25 @@ def configure(given: Mapping[str, Any]) -> RunConfig:
     if workers is not None:
         at_least("workers", workers, 1)
     engine = rest.pop("engine", None) or ("local" if cluster is None else "sim")
+    ray = {name: rest.pop(name) for name in RAY if rest.get(name) is not None}
+    for name in ray:
+        if engine != "ray":
+            raise ConfigError(f"{name} is for engine='ray': add that, or leave {name} out")
     local = {name: rest.pop(name, None) for name in LOCAL}
     local = {name: value for name, value in local.items() if value is not None}
     if engine == "sim":
         engine = _simulated(cluster, workers, local)
         workers = len(engine.cluster)
     elif not isinstance(engine, Alone):
-        engine = _local(engine, cluster, USUAL if workers is None else workers, local)
+        engine = _real(engine, cluster, USUAL if workers is None else workers, local | ray)
     return RunConfig(**rest, workers=USUAL if workers is None else workers, engine=engine)
 
 
-def _local(engine: Any, cluster: Any, workers: int, given: dict[str, Any]) -> Local:
+def _real(engine: Any, cluster: Any, workers: int, given: dict[str, Any]) -> Local:
     if isinstance(engine, Hosts):
         return replace(engine, **given)
-    if engine != "local":
-        raise ConfigError(f"unknown engine {engine!r}: there are 'local' and 'sim'")
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"unknown engine {engine!r}: there are 'local', 'ray' and 'sim'")
     if cluster is not None:
         raise ConfigError(
             "a cluster is simulated: pass engine='sim' with it, or emulate=['20ms', '80ms'] "
@@ -277,7 +326,18 @@ def _local(engine: Any, cluster: Any, workers: int, given: dict[str, Any]) -> Lo
         )
     if "emulate" in given:
         given["emulate"] = emulated(given["emulate"], workers)
+    if engine == "ray":
+        check_begin(given.get("begin"), workers)
+        return OnRay(**given)
     return Local(**given)
+
+
+def check_begin(begin: Any, workers: int) -> None:
+    """A run may begin with fewer workers than it takes, and not with more."""
+    if begin is not None and at_least("begin", begin, 1) > workers:
+        raise ConfigError(
+            f"begin={begin} workers, and there may be {workers} at most: raise workers="
+        )
 
 
 def _simulated(cluster: Any, workers: int | None, local: dict[str, Any]) -> Simulated:

@@ -11,9 +11,10 @@ from offbeat import codec as codecs
 from offbeat.codec import Codec
 from offbeat.config.checks import at_least
 from offbeat.config.describe import numerics_of
+from offbeat.config.devices import devices_of
 from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
-from offbeat.config.trial import check_single_samples, try_batch
+from offbeat.config.trial import apart, check_single_samples, try_batch
 from offbeat.data.reader import Reader
 from offbeat.data.shares import as_shares
 from offbeat.discipline.course import Course, as_course
@@ -64,6 +65,7 @@ def make_job(config: RunConfig) -> Job:
             config.policies,
             accumulate,
             cut,
+            devices_of(config.device, config.workers, 1 if cut is None else _each(cut)),
         ),
         course,
         config.workers,
@@ -79,6 +81,7 @@ def make_job(config: RunConfig) -> Job:
         shares,
     )
     _check_constraints(job)
+    _check_devices(job)
     job.check()
     _check_length(job)
     check_single_samples(job, config.loss)
@@ -89,7 +92,8 @@ def try_step(job: Job) -> None:
     """Try one step of a worker, and refuse what would come out otherwise than in PyTorch."""
     numbers = job.content
     size = min(job.batch_size // numbers.accumulate, job.samples)
-    found = try_batch(numbers.model, numbers.reader, numbers.loss, size)
+    device = numbers.devices.of(0)
+    found = try_batch(numbers.model, numbers.reader, numbers.loss, size, device)
     if numbers.cut is not None and found.reads:
         raise ConfigError(
             "the loss looks at the model's parameters itself, and with a layout they are in other "
@@ -116,6 +120,7 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
         clip is not None and clip.norm is not None,
         config.nonfinite == "skip",
         config.optimizer,
+        apart,
     )
     inputs = partial(_inputs, reader, size)
     if config.loss is None:
@@ -123,8 +128,31 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
     cut = resolve(config.layout, model, around, inputs)
     if cut.shards is not None:
         sample = inputs()
-        turns.check(cut, model, head(sample, -(-batch_size(sample) // cut.layout.pieces)))
+        piece = head(sample, -(-batch_size(sample) // cut.layout.pieces))
+        apart(partial(turns.check, cut, model, piece), type(None))
     return cut
+
+
+def _each(cut: Cut) -> int:
+    """The processes of a worker."""
+    return cut.layout.pp * cut.layout.tp
+
+
+def _check_devices(job: Job) -> None:
+    """Refuse what computes in the memory of the store, which is the CPU's."""
+    cut, devices = job.content.cut, job.content.devices
+    if not devices.kinds:
+        return
+    if job.discipline.send.in_place:
+        raise ConfigError(
+            f"under {job.discipline} workers write the store's own memory, which is on the CPU: "
+            "use asp, or leave device out"
+        )
+    if cut is not None and cut.layout.asynchronous:
+        raise ConfigError(
+            f"schedule={cut.layout.schedule} computes on parameters where they come in, which is "
+            "on the CPU: use schedule=1f1b, or leave device out"
+        )
 
 
 def _inputs(reader: Reader, count: int) -> Any:

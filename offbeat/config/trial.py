@@ -3,10 +3,11 @@
 import io
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -23,26 +24,35 @@ from offbeat.errors import ConfigError, RunError
 from offbeat.model.checks import made_of_torch
 from offbeat.model.copies import same_chance
 from offbeat.model.copies import tried as copied
+from offbeat.model.device import CPU, Device, autograd_begun
 from offbeat.model.objective import BatchLoss, Found, Loss, tried
 from offbeat.model.table import total_bytes
 from offbeat.split.part import pieces_of
 
+T = TypeVar("T")
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 LARGE = 1 << 24  # bytes of a model whose trial may need more memory than there is
 
 
-def try_batch(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
+def try_batch(
+    model: nn.Module, reader: Reader, loss: Loss, batch_size: int, device: Device = CPU
+) -> Found:
     """Compute one step and tell what it showed; whatever does not fit becomes a clear error.
 
     Nobody knows what a user's own code does beside computing, so it gets a process of its own.
     What is made of PyTorch's parts alone leaves buffers, gradients and generators, which can be
-    put back, and that is sooner done than forking.
+    put back, and that is sooner done than forking. Not where PyTorch knows accelerators: with the
+    first backward pass it starts threads for them, and nothing of that can be forked.
     """
+    if device.in_use or autograd_begun():  # a child could do nothing of all that
+        with copied(model) as own, device.entered():
+            return tried(own, reader, loss, batch_size, device)
     known = made_of_torch(model, loss) and cannot_draw(reader)
-    if known and total_bytes(model.parameters()) < LARGE:
+    simple = known and torch.accelerator.current_accelerator() is None
+    if simple and total_bytes(model.parameters()) < LARGE:
         return _tried_here(model, reader, loss, batch_size)
     with children_kept():
-        return _tried(model, reader, loss, batch_size)
+        return _tried(model, reader, loss, batch_size, device)
 
 
 def _tried_here(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
@@ -60,12 +70,27 @@ def _tried_here(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -
             parameter.grad = gradient
 
 
-def _tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
+def _tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int, device: Device) -> Found:
+    def step() -> Found:
+        device.enter()
+        return tried(model, reader, loss, batch_size, device)
+
+    return _in_child(step, Found)
+
+
+def apart(what: Callable[[], T], kind: type[T]) -> T:
+    """Do what makes a backward pass where nothing stays of it that could not be forked."""
+    if autograd_begun() or torch.accelerator.current_accelerator() is None:
+        return what()
+    with children_kept():
+        return _in_child(what, kind)
+
+
+def _in_child(what: Callable[[], T], kind: type[T]) -> T:
     answer, telling = os.pipe()
     try:
-        what = partial(_tell, telling, model, reader, loss, batch_size)
         with startable("the process that tries the first batch"):
-            child = fork("offbeat trial", what, torch.get_num_threads())
+            child = fork("offbeat trial", partial(_tell, telling, what), torch.get_num_threads())
     except RunError:
         os.close(answer)
         raise
@@ -81,15 +106,16 @@ def _tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Fou
             f"the process that tried the first batch ended with status {child.status}: is there "
             "memory enough for one step?"
         )
-    return msgspec.json.decode(told, type=Found)
+    return msgspec.json.decode(told, type=kind)
 
 
-def _tell(telling: int, model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> None:
+def _tell(telling: int, what: Callable[[], Any]) -> None:
     # What a step warns of and prints comes with the first real one.
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        found = tried(model, reader, loss, batch_size)
-    os.write(telling, msgspec.json.encode(found))
+        found = what()
+    with open(telling, "wb") as pipe:
+        pipe.write(msgspec.json.encode(found))
 
 
 # ---------------------------------------------------------------- samples that are alone

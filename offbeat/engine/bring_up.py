@@ -11,13 +11,15 @@ from types import TracebackType
 from typing import Self
 
 from offbeat.config.describe import describe
+from offbeat.config.devices import devices_of
 from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig, Simulated
 from offbeat.config.setup import try_step
+from offbeat.config.trial import apart
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.plan import check
 from offbeat.engine.local.roles import Beginning, Roles
-from offbeat.engine.local.verify import verify
+from offbeat.engine.local.verify import StepDifference, verify
 from offbeat.engine.result import Run
 from offbeat.engine.run_session import RunSession, begin_with
 from offbeat.engine.session import Session
@@ -103,7 +105,10 @@ def bring_up(config: RunConfig, job: Job) -> ReadyRun:
     metric, evaluator = config.metric, None
     if config.test is not None:
         assert config.loss is not None
-        evaluator = Evaluator(config.test, config.loss, config.collate, metric=metric)
+        device = devices_of(config.test_device, 1).of(0)
+        evaluator = Evaluator(
+            config.test, config.loss, config.collate, metric=metric, device=device
+        )
     _check(config, job)
     described = describe(config, job)
     kept = RunSession.open(config.out, config.resume, described, job)
@@ -132,4 +137,4 @@ def _check(config: RunConfig, job: Job) -> None:
                 "verify=True compares the processes of a layout with one process: pass "
                 "layout='pp=2' with engine='local', or leave verify out"
             )
-        verify(job, engine.threads_for(job))
+        apart(partial(verify, job, engine.threads_for(job)), list[StepDifference])

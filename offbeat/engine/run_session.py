@@ -54,8 +54,8 @@ Saved = tuple[dict[str, Tensor], dict[str, Any]]  # a checkpoint: tensors and th
 
 # What may be another when a run goes on. A checkpoint does not say how it was sharded, nor how
 # contributions met.
-FREE = ("origin", "shards", "via")
-REAL = ("local", "hosts")  # engines whose checkpoints are the same
+FREE = ("origin", "shards", "via", "device")
+REAL = ("local", "hosts", "ray")  # engines whose checkpoints are the same
 
 
 @dataclass(frozen=True)

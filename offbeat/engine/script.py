@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from offbeat.config.devices import Devices, named
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import RunConfig, configure
 from offbeat.config.setup import make_job
@@ -22,6 +23,7 @@ from offbeat.data.lease import Lease
 from offbeat.data.random_state import seed_all
 from offbeat.data.reader import mix
 from offbeat.discipline.course import as_course
+from offbeat.errors import ConfigError
 from offbeat.model.checks import check_copies, check_hooks
 from offbeat.split.layout import in_halves
 from offbeat.split.script_model import Stages
@@ -50,6 +52,11 @@ def script_job(config: RunConfig) -> Job:
     # Stages are made of the model while the script holds the front.
     check_hooks(config.model)
     check_copies(config.model)
+    if Devices(named(config.device)).kinds:
+        raise ConfigError(
+            "a script holds a split model where its stages look for it, which is on the CPU: pass "
+            "the model to ob.train with layout and device, or leave one of them out"
+        )
     return make_job(replace(config, model=copy.deepcopy(config.model)))
 
 
@@ -57,6 +64,10 @@ class Participant(Protocol):
     """One participant as its script sees it: samples come, steps go."""
 
     rank: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
 
     @property
     def stages(self) -> Stages:
@@ -215,6 +226,10 @@ class LoopParticipant:
         return worker
 
     @property
+    def device(self) -> torch.device:
+        return self.worker.sender.replica.device.place
+
+    @property
     def version(self) -> int:
         return self.worker.base
 
@@ -248,7 +263,7 @@ class LoopParticipant:
     def batch(self, lease: Lease) -> Any:
         self.loop.began = perf_counter()
         reseed(self.loop.seed, lease)
-        return self.worker.sender.replica.reader.read(lease)
+        return self.worker.sender.replica.read(lease)
 
     def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
         try:

@@ -38,6 +38,12 @@ class Server:
         self.protocol.restored(worker, self.clock())
         self._deliver()
 
+    def gone(self, worker: int) -> None:
+        """Somebody says that its process has ended; if that is wrong, it joins again."""
+        self.protocol.gone(worker, self.clock())
+        self._go_on()
+        self.port.disconnect(worker)
+
     def look(self) -> None:
         """Go on without those whose time has run out."""
         self.protocol.look(self.clock(), self.port.spoken)

@@ -45,7 +45,9 @@ class Session:
     def test(self, now: float) -> None:
         """Evaluate what the store holds, never what a worker holds."""
         assert self.evaluator is not None
-        found = self.evaluator(self.job.tested(self.store))
+        device = self.evaluator.device
+        with device.entered():
+            found = self.evaluator(self.job.tested(self.store, device))
         self.due.tested()
         self.store.log.write(Evaluated(now, self.store.version, self.store.applied, *found))
 

@@ -30,7 +30,8 @@ def check_model(model: nn.Module) -> None:
             )
         if tensor.device.type != "cpu":
             raise ConfigError(
-                f"{name!r} lies on {tensor.device}, and runs compute on the CPU: write model.cpu()"
+                f"{name!r} lies on {tensor.device}: leave the model on the CPU (model.cpu()) and "
+                f"say device='{tensor.device}': each worker brings its own there"
             )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:

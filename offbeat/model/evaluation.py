@@ -13,6 +13,7 @@ from offbeat.data.lease import Lease
 from offbeat.data.loader import in_order, taken
 from offbeat.data.reader import Collate
 from offbeat.errors import ConfigError, RunError
+from offbeat.model.device import CPU, Device
 from offbeat.model.objective import BatchLoss, Loss
 
 
@@ -34,11 +35,12 @@ class Evaluator:
         collate: Collate | None = None,
         batch: int = 512,
         metric: Metric | None = None,
+        device: Device = CPU,
     ):
         self.reader, self.batch = in_order(data, collate), batch
         if isinstance(data, DataLoader):
             self.batch = taken(data)["batch_size"]
-        self.data, self.loss, self.metric = data, loss, metric
+        self.data, self.loss, self.metric, self.device = data, loss, metric, device
         self.differentiates = False  # whether the loss takes derivatives itself: found out in time
         if not len(self.reader):
             raise ConfigError("the test set is empty: leave test= out, or give it samples")
@@ -50,7 +52,7 @@ class Evaluator:
         total, right, labelled = 0.0, 0, 0
         for start in range(0, len(self.reader), self.batch):
             lease = Lease(0, start, min(start + self.batch, len(self.reader)))
-            batch = self.reader.read(lease)
+            batch = self.device.batch(self.reader.read(lease))
             output, value = self._computed(model, batch)
             classes = None if output is None else _classes(output, batch[1])
             if classes is not None:

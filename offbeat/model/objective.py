@@ -12,6 +12,7 @@ from offbeat.data.lease import Lease
 from offbeat.data.reader import Reader
 from offbeat.errors import ConfigError
 from offbeat.model.checks import check_strangers, leaves, strangers
+from offbeat.model.device import CPU, Device
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,15 @@ class Found(msgspec.Struct):
     reads: bool = False  # whether the loss looks at the model's parameters itself
 
 
-def tried(model: nn.Module, reader: Reader, loss: Loss, batch_size: int) -> Found:
+def tried(
+    model: nn.Module, reader: Reader, loss: Loss, batch_size: int, device: Device = CPU
+) -> Found:
     """Make one step on a batch without applying it; a misfit becomes a clear error.
 
     To be called where nothing else is done with model and data: it leaves its traces in both.
     """
-    batch = first_batch(reader, batch_size)
+    batch = device.batch(first_batch(reader, batch_size))
+    device.move(model)
     before, statistics = dict(model.named_parameters()), _shapes(model)
     model.zero_grad()
     value = _try(model, batch, loss)

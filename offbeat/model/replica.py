@@ -1,6 +1,7 @@
 """A replica in one process: its parameters are views of flat buffers, so a pull is one copy."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Reader
 from offbeat.errors import ConfigError
-from offbeat.model.gradient_stream import LEAST, Stream
+from offbeat.model.device import CPU, Device, on_host, rehouse
+from offbeat.model.gradient_stream import LEAST, DeviceStream, Stream
 from offbeat.model.objective import Loss, cost
 from offbeat.model.shared_model import SharedModel
 from offbeat.model.table import Entry, Flat, Table, fill, named, under
@@ -28,9 +30,11 @@ class Replica:
         loss: Loss,
         accumulate: int = 1,
         flats: Sequence[Flat] | None = None,
+        device: Device = CPU,
     ):
         """`flats` already hold parameters, or soon will; without them the model's own are taken."""
-        self.model = model
+        self.model, self.device = model, device
+        device.move(model)
         self.reader, self.loss, self.accumulate = reader, loss, accumulate
         names = {entry.name for table in tables for entry in table}
         # In the model's own order, so that nothing depends on how they are sharded.
@@ -38,9 +42,10 @@ class Replica:
         self._settle(tables, flats)
 
     def _settle(self, tables: Sequence[Table], flats: Sequence[Flat] | None) -> None:
-        self.by_reference = flats is not None  # what is pulled comes into this replica's memory
-        if flats is None:
-            flats = [Flat(table) for table in tables]
+        # Whether what is pulled comes into this replica's memory.
+        self.by_reference = flats is not None and self.device.shares
+        if flats is None or not self.by_reference:
+            flats = self.device.flats(tables)
             for flat in flats:
                 for name, view in flat.views.items():
                     view.copy_(self.parameters[name].detach())
@@ -52,7 +57,11 @@ class Replica:
         self.flats = list(flats)
         for flat in flats:
             for name, view in flat.views.items():
-                self.parameters[name].data = view
+                rehouse(self.parameters[name], view)
+
+    def read(self, lease: Lease, part: slice = slice(None)) -> Any:
+        """The batch of `lease`, or of a part of it, where it is computed."""
+        return self.device.batch(self.reader.read(lease, part))
 
     def compute(self, lease: Lease) -> float:
         """Leave the mean gradient of `lease` on the parameters; returns the mean loss."""
@@ -63,7 +72,7 @@ class Replica:
 
     def _descend(self, lease: Lease) -> float:
         if self.accumulate == 1:
-            loss = cost(self.model, self.reader.read(lease), self.loss)
+            loss = cost(self.model, self.read(lease), self.loss)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.item()
         total = 0.0
@@ -71,7 +80,7 @@ class Replica:
         for start in range(0, lease.samples, size):
             stop = min(start + size, lease.samples)
             share = (stop - start) / lease.samples
-            loss = cost(self.model, self.reader.read(lease, slice(start, stop)), self.loss) * share
+            loss = cost(self.model, self.read(lease, slice(start, stop)), self.loss) * share
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         return total
@@ -91,8 +100,12 @@ class Replica:
 
     def stream(self) -> Stream | None:
         """Let gradients go out while they are made, if the model is large enough for that."""
-        size = sum(flat.table.nbytes for flat in self.flats)
-        return Stream(self.parameters) if size >= LEAST else None
+        if sum(flat.table.nbytes for flat in self.flats) < LEAST:
+            return None
+        if self.device.shares:
+            return Stream(self.parameters)
+        # A batch that is computed in parts is added up on the device first.
+        return DeviceStream(self.parameters, self.flats) if self.accumulate == 1 else None
 
     def gradients(self) -> list[Tensor]:
         """The gradients the parameters carry now."""
@@ -125,10 +138,10 @@ class Replica:
                 put_back(name, self.parameters[name], view)
 
     def statistics(self, entries: Sequence[Entry]) -> dict[str, Tensor]:
-        """Copies of the buffers that the store averages for evaluation."""
+        """Copies of the buffers that the store averages for evaluation, on the CPU."""
         averaged = {e.name for e in entries if e.policy == "averaged"}
         # Looked for at every step: a module may have put another one in its place.
-        return {n: b.detach().clone() for n, b in self.named_buffers() if n in averaged}
+        return {n: on_host(b) for n, b in self.named_buffers() if n in averaged}
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.named_buffers()
@@ -169,7 +182,7 @@ def put_back(name: str, parameter: nn.Parameter, view: Tensor) -> None:
             "began: convert the model before run.replica(model)"
         )
     view.copy_(parameter)
-    parameter.data = view
+    rehouse(parameter, view)
 
 
 def _kind(tensor: Tensor) -> str:
@@ -196,15 +209,18 @@ class SharedReplica(Replica):
         reader: Reader,
         loss: Loss,
         accumulate: int = 1,
+        device: Device = CPU,
     ):
-        self.model, self.shared = shared.model, shared
+        self.model, self.shared, self.device = shared.model, shared, device
         self.reader, self.loss, self.accumulate = reader, loss, accumulate
         names = {entry.name for table in tables for entry in table}
         self.parameters = {
-            name: nn.Parameter(p.detach()) for name, p in shared.parameters.items() if name in names
+            name: nn.Parameter(shared.users.parameters[name].to(device.place))
+            for name in shared.parameters
+            if name in names
         }
         self._settle(tables, None)
-        self.held = shared.held({name: p.data for name, p in self.parameters.items()})
+        self.held = shared.held({n: p.data for n, p in self.parameters.items()}, device)
 
     def _descend(self, lease: Lease) -> float:
         self.shared.enter(self.held)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offbeat.model.device import CPU, Device, rehouse
+
 # What every module has; the rest are attributes that its author gave it. The mode is one of these.
 _EVERY = frozenset(vars(nn.Module())) - {"training"}
 # What may change in place between two steps; anything else is replaced, or is everybody's.
@@ -39,6 +41,8 @@ class SharedModel:
         self.modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         self.owners = _owners(model)
         self.gradients = {name: p.grad for name, p in self.parameters.items()}
+        self.objects = dict(model.named_buffers())  # the user's own
+        self.beside: dict[torch.device, dict[str, Tensor]] = {}  # copies of what is not trained
         self.users = self._now()
         self.inside: ReplicaTensors | None = self.users
 
@@ -52,17 +56,26 @@ class SharedModel:
     def begin(self) -> None:
         """What the model holds now is what it was passed in with, and what replicas begin with."""
         self.inside = self.users = self._now()
+        self.beside.clear()
 
-    def held(self, parameters: Mapping[str, Tensor]) -> ReplicaTensors:
-        """What a new replica begins with; `parameters` are its own already."""
+    def held(self, parameters: Mapping[str, Tensor], device: Device = CPU) -> ReplicaTensors:
+        """What a new replica on `device` begins with; `parameters` are its own already."""
         shared = [*self.modules, *self.parameters.values(), *self.model.buffers()]
         memo = {id(one): one for one in shared}
         attributes = [
             {name: _own(value, memo) for name, value in mine.items()}
             for mine in self.users.attributes
         ]
-        buffers = {name: buffer.clone() for name, buffer in self.users.buffers.items()}
-        return ReplicaTensors(parameters, buffers, attributes)
+        buffers = {
+            name: buffer.to(device.place, copy=True) for name, buffer in self.users.buffers.items()
+        }
+        if device.place not in self.beside:
+            self.beside[device.place] = {
+                name: tensor.to(device.place)
+                for name, tensor in self.users.parameters.items()
+                if name not in parameters and tensor.device != device.place
+            }
+        return ReplicaTensors({**self.beside[device.place], **parameters}, buffers, attributes)
 
     def enter(self, held: ReplicaTensors) -> nn.Module:
         """Let the model be this replica's, until another one enters."""
@@ -70,15 +83,17 @@ class SharedModel:
             return self.model
         self.leave()
         for name, tensor in held.parameters.items():
-            self.parameters[name].data = tensor
+            rehouse(self.parameters[name], tensor)
         with torch.no_grad():
             for name, (module, key) in self.owners.items():
                 now, mine = getattr(module, key), held.buffers.get(name)
                 if mine is None:
                     setattr(module, key, None)
-                elif now is not None and now.shape == mine.shape and now.dtype == mine.dtype:
+                elif _alike(now, mine):
                     now.copy_(mine)
-                else:  # a module has put another one in its place
+                elif held is self.users and _alike(self.objects.get(name), mine):
+                    setattr(module, key, self.objects[name].copy_(mine))
+                else:  # it lay on another device, or a module has put another one in its place
                     setattr(module, key, mine.clone())
         for module, attributes in zip(self.modules, held.attributes, strict=True):
             for name in _attributes(module):
@@ -135,6 +150,13 @@ def _owners(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
                 found[f"{prefix}.{key}" if prefix else key] = (module, key)
                 seen.add(id(buffer))
     return found
+
+
+def _alike(one: Tensor | None, other: Tensor) -> bool:
+    """Whether one can hold the values of the other."""
+    if one is None or one.shape != other.shape:
+        return False
+    return one.dtype == other.dtype and one.device == other.device
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

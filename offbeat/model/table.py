@@ -4,6 +4,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -96,8 +97,6 @@ class Flat:
     def __init__(self, table: Table, buffer: Tensor | None = None):
         self.table = table
         self.buffer = torch.zeros(table.nbytes, dtype=torch.uint8) if buffer is None else buffer
-        array: Any = self.buffer.numpy()
-        self.bytes = memoryview(array)
         self.spans = [self.buffer[s.start : s.stop].view(s.dtype) for s in table.spans]
         self.views = {
             entry.name: self.buffer[entry.offset : entry.offset + entry.nbytes]
@@ -106,9 +105,19 @@ class Flat:
             for entry in table
         }
 
+    @cached_property
+    def bytes(self) -> memoryview:
+        """What lies on the CPU, byte by byte."""
+        array: Any = self.buffer.numpy()
+        return memoryview(array)
+
     def copy_(self, other: "Flat") -> "Flat":
-        self.buffer.copy_(other.buffer)
+        self.buffer.copy_(other.buffer, non_blocking=not self.buffer.is_cpu)
         return self
+
+    def zeros(self) -> "Flat":
+        """Zeros of the same layout, on the same device."""
+        return Flat(self.table, torch.zeros_like(self.buffer))
 
     def clone(self) -> "Flat":
         return Flat(self.table, self.buffer.clone())

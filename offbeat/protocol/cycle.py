@@ -17,6 +17,10 @@ class Action(Enum):
     REST = "rest"
 
 
+# An attribute of an Enum costs more than what is done with it here, and every step asks for many.
+PULL, LEASE, COMPUTE, PUSH, REST = Action
+
+
 class Cycle(msgspec.Struct):
     """The loop of a worker as a small value: told what has happened, it says what comes next.
 
@@ -30,7 +34,7 @@ class Cycle(msgspec.Struct):
     due: int = 1  # steps until the next push
     since_push: int = 0
     since_pull: int = 0
-    action: Action = Action.PULL
+    action: Action = PULL
 
     @classmethod
     def of(cls, discipline: Discipline, ahead: bool = False) -> "Cycle":
@@ -40,17 +44,17 @@ class Cycle(msgspec.Struct):
     def pulled(self, steps: int) -> None:
         self.due, self.since_pull, self.flying = steps, 0, False
         exchanging = (self.centre or self.ahead) and self.since_push > 0
-        self.action = Action.PUSH if exchanging else Action.LEASE
+        self.action = PUSH if exchanging else LEASE
 
     def leased(self, found: bool) -> None:
         if found:
-            self.action = Action.COMPUTE
+            self.action = COMPUTE
         elif self.flying:
-            self.action = Action.PULL
+            self.action = PULL
         elif self.since_push:  # the last, shorter block
             self._sync()
         else:
-            self.action = Action.REST
+            self.action = REST
 
     def computed(self) -> None:
         self.since_push += 1
@@ -58,9 +62,9 @@ class Cycle(msgspec.Struct):
         if self.since_push >= self.due:
             self._sync()
         elif self.fetch and self.since_pull >= self.fetch:
-            self.action = Action.PULL
+            self.action = PULL
         else:
-            self.action = Action.LEASE
+            self.action = LEASE
 
     @property
     def pull_follows(self) -> bool:
@@ -68,14 +72,16 @@ class Cycle(msgspec.Struct):
         fresh = self.centre or (self.fetch and self.since_pull < self.fetch)
         return self.ahead or not fresh
 
-    def pushed(self) -> None:
+    def pushed(self) -> bool:
+        """Returns whether a pull follows, at once or after another step."""
+        follows = self.pull_follows
         self.since_push = 0
         self.flying = self.ahead
-        follows = self.pull_follows and not self.ahead
-        self.action = Action.PULL if follows else Action.LEASE
+        self.action = PULL if follows and not self.ahead else LEASE
+        return follows
 
     def woken(self) -> None:
-        self.action = Action.PULL
+        self.action = PULL
 
     def _sync(self) -> None:
-        self.action = Action.PULL if self.centre or self.flying else Action.PUSH
+        self.action = PULL if self.centre or self.flying else PUSH

@@ -230,23 +230,26 @@ class ServerProtocol:
 
     def receive(self, worker: int, message: Message, contribution: Any, now: float) -> None:
         """A worker has said something."""
-        self._at(now)
+        self.now = now
+        self.time = self.moved = self.run_time.at(now)
+        handle = self.handlers.get(type(message))
         if self.over is None:
             self.deadline.pop(worker, None)
-            self.not_its_turn.discard(worker)
-            handle = self.handlers.get(type(message))
+            if self.not_its_turn:
+                self.not_its_turn.discard(worker)
             if handle is None:
                 self._comes_or_goes(worker, message)
             elif self._counts(worker):
                 handle(worker, message, contribution)
             else:
                 self._turn_away(worker, message)
-        if isinstance(message, Goodbye):
-            self.goodbyes[worker] = message.figures
-            self.disconnect(worker)
+        elif isinstance(message, Goodbye):
+            self._said_goodbye(worker, message)
 
     def _comes_or_goes(self, worker: int, message: Message) -> None:
-        if isinstance(message, Join):
+        if isinstance(message, Goodbye):
+            self._said_goodbye(worker, message)
+        elif isinstance(message, Join):
             self.frozen.pop(worker, None)
             self._join(worker)
         elif isinstance(message, EndRun):
@@ -254,6 +257,10 @@ class ServerProtocol:
         elif isinstance(message, Leave):
             self.left.add(worker)
             self._lose(worker)
+
+    def _said_goodbye(self, worker: int, message: Goodbye) -> None:
+        self.goodbyes[worker] = message.figures
+        self.disconnect(worker)
 
     def proceed(self, now: float) -> bool:
         """Let the next worker go on that may; False when there is none."""
@@ -382,14 +389,13 @@ class ServerProtocol:
         snapshot = self.store.pull(worker, self.time, computed)
         held = self.held_since.pop(worker, None)
         waited = 0.0 if held is None else self.moved - held
-        early = self.early.pop(worker, None) if self.early else None
         # One that does not wait for others exchanges first, and asks when it needs samples.
         one = self.settings.ahead is None and held is not None
         leases = self._top_up(worker, snapshot.steps, int(one))
         go = Go(snapshot.version, snapshot.steps, snapshot.epoch, leases, waited)
         go.progress = snapshot.progress
-        if early is not None:
-            go.before = max(0.0, self.now - early)
+        if self.early:
+            go.before = max(0.0, self.now - self.early.pop(worker, self.now))
         return go, snapshot
 
     def _top_up(self, worker: int, steps: int = 0, at_least: int = 0) -> list[Lease]:
@@ -413,7 +419,8 @@ class ServerProtocol:
 
         Not later than that if it has been silent before: what is said to it is no sign of life.
         """
-        self.not_its_turn.discard(worker)
+        if self.not_its_turn:
+            self.not_its_turn.discard(worker)
         self.deadline.setdefault(worker, self.now + self.patience)
 
     def next_deadline(self, now: float, spoken: Callable[[int], bool]) -> float | None:

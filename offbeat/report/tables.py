@@ -126,7 +126,7 @@ def run_table(summary: Summary) -> RenderableType:
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
     """The figures of a run as (name, words)."""
-    per = "/s" if summary.engine in ("local", "hosts") else " per virtual second"
+    per = "/s" if summary.engine in ("local", "hosts", "ray") else " per virtual second"
     rows = [
         *_real(summary),
         *(layout_lines(summary.layout) if summary.layout is not None else ()),
@@ -235,6 +235,8 @@ def _real(summary: Summary) -> list[tuple[str, str]]:
     """Which engine, and whose speeds: only where time was real."""
     if summary.engine == "hosts":
         return [("engine", "hosts: workers that reach the store over a network")]
+    if summary.engine == "ray":
+        return [("engine", "ray: workers that Ray has placed, over offbeat's own links")]
     if summary.engine != "local":
         return []
     rows = [("engine", "local: processes on this machine, in real time")]

@@ -261,7 +261,10 @@ class Updater:
         for path, value in state.items():
             name, _, key = path.rpartition("/")
             if name in self.tensors:
-                self.rule.state[self.tensors[name]][key] = value.clone()
+                mine = self.tensors[name]
+                # As rules have it: what they count may stay on the CPU, whatever they work on.
+                place = mine.device if value.dim() else value.device
+                self.rule.state[mine][key] = value.to(place, copy=True)
 
     def rates(self) -> list[dict[str, Any]]:
         """Settings of each group that a schedule may have changed, as plain numbers."""

@@ -204,7 +204,7 @@ class Wires:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _form(value: Any, found: list[Tensor]) -> Any:

@@ -14,6 +14,7 @@ from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.lease import Lease
 from offbeat.data.random_state import seed_all
 from offbeat.data.reader import Reader, mix
+from offbeat.model.device import CPU, Device
 from offbeat.model.objective import BatchLoss, Loss
 from offbeat.model.precision import new_scale
 from offbeat.split.channel import Mesh, Tag
@@ -43,6 +44,7 @@ class PartSpec:
     least: LeastTime = AS_FAST_AS_CAN_BE  # that the passes of a step take
     peers: TensorGroup | None = None  # who has the other shards of the same stages
     script: nn.Module | None = None  # the model that a script holds, where it computes the loss
+    device: Device = CPU  # where it computes
 
 
 class Microbatch(NamedTuple):
@@ -78,6 +80,8 @@ class Part:
             assert self.cut.shards is not None
             for stage in self.stages.values():
                 share(stage, self.cut.shards, spec.peers)
+        for stage in self.stages.values():
+            spec.device.move(stage)
         precision = self.cut.layout.precision
         self.passes = {s: Passes(stage, precision) for s, stage in self.stages.items()}
         self.scale = new_scale(precision)
@@ -170,7 +174,7 @@ class Part:
         if not self.stages.keys() & {0, self.last}:
             return None
         self.spec.reader.reseed(lease)
-        return self.spec.reader.read(lease)
+        return self.spec.device.batch(self.spec.reader.read(lease))
 
     def _forward(
         self, op: Op, lease: Lease, batch: Any, pieces: Sequence[tuple[int, int]]
@@ -280,7 +284,8 @@ class Part:
         self.mesh.send(self._process(stage), tag, value)
 
     def _receive(self, stage: int, tag: Tag) -> Any:
-        return self.mesh.receive(self._process(stage), tag)
+        # What comes from another process comes by way of the CPU.
+        return self.spec.device.batch(self.mesh.receive(self._process(stage), tag))
 
 
 def pieces_of(samples: int, count: int) -> list[tuple[int, int]]:

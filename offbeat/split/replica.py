@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from offbeat.data.lease import Lease
 from offbeat.model.gradient_stream import Stream
@@ -22,7 +22,7 @@ class PartReplica(Replica):
     def __init__(self, part: Part, tables: Sequence[Table], flats: Sequence[Flat] | None = None):
         """`tables` and `flats` are of this part's stages alone."""
         self.part = part
-        self.reader, self.accumulate = part.spec.reader, 1
+        self.reader, self.accumulate, self.device = part.spec.reader, 1, part.spec.device
         self.parameters = part.owned()
         self._settle(tables, flats)
 
@@ -38,11 +38,18 @@ class PartReplica(Replica):
             if name not in views or name in self.part.cut.owned(stage):
                 continue
             if views[name].shape == parameter.shape:
-                parameter.data = views[name]
+                self._look_at(name, parameter, views[name])
             else:
                 assert peers is not None
                 assert shards is not None
                 parameter.data.copy_(shards.own(name, views[name], peers.me))
+
+    def _look_at(self, name: str, parameter: nn.Parameter, view: Tensor) -> None:
+        """In place where that can be; what this process has itself it has there already."""
+        if view.device == parameter.device:
+            parameter.data = view
+        elif name not in self.parameters:
+            parameter.data.copy_(view)
 
     def compute(self, lease: Lease) -> float:
         """Leave the gradient of this part on its parameters; no number where the loss is not."""

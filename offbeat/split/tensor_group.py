@@ -62,6 +62,10 @@ class ProcessTensorGroup(TensorGroup):
         for process in others:
             self.mesh.send(process, SHARED, mine)
         return [
-            mine if process == self.mesh.me else self.mesh.receive(process, SHARED)
+            mine if process == self.mesh.me else self._heard(process, mine.device)
             for process in self.processes
         ]
+
+    def _heard(self, process: int, device: torch.device) -> Tensor:
+        heard: Tensor = self.mesh.receive(process, SHARED)
+        return heard.to(device)

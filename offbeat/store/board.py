@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from offbeat.discipline.discipline import Discipline
 
 Cells = NDArray[np.int64]
+Rows = list[memoryview]
 NOBODY = -1
 FEW = 16  # workers of whom Python finds out sooner one by one than NumPy does all at once
 UNBOUND = int(np.iinfo(np.int64).max)
@@ -60,6 +61,11 @@ def new_board(workers: int) -> Cells:
     cells[Row.SEQUENCE] = -1
     cells[Row.BLOCKER] = NOBODY
     return cells
+
+
+def rows(cells: Cells) -> Rows:
+    """The rows one by one: a number is read and written there in a third of NumPy's time."""
+    return [memoryview(row) for row in cells]
 
 
 # ---------------------------------------------------------------- rules: read only
@@ -184,29 +190,29 @@ def set_state(cells: Cells, worker: int, state: int) -> None:
         cells[Row.PENDING, worker] = 0
 
 
-def tick(cells: Cells, worker: int, steps: int, seconds: float) -> None:
+def tick(rows: Rows, worker: int, steps: int, seconds: float) -> None:
     """`worker` finished `steps` steps that took `seconds` of computing."""
-    clock = cells.item(Row.CLOCK, worker) + steps
-    cells[Row.CLOCK, worker] = clock
-    if cells.item(Row.BINDING, worker) != UNBOUND:
-        cells[Row.BINDING, worker] = clock
+    clock = rows[Row.CLOCK][worker] + steps
+    rows[Row.CLOCK][worker] = clock
+    if rows[Row.BINDING][worker] != UNBOUND:
+        rows[Row.BINDING][worker] = clock
     if steps:
         measured = round(seconds * 1e6 / steps)
-        before = cells.item(Row.STEP_US, worker)
-        cells[Row.STEP_US, worker] = (before * 3 + measured) // 4 if before else measured
+        before = rows[Row.STEP_US][worker]
+        rows[Row.STEP_US][worker] = (before * 3 + measured) // 4 if before else measured
 
 
-def contributed(cells: Cells, worker: int) -> None:
+def contributed(rows: Rows, worker: int) -> None:
     """`worker` has done its part of a round, so nobody waits for it until the round is over."""
-    cells[Row.PENDING, worker] = 1
-    cells[Row.BINDING, worker] = UNBOUND
+    rows[Row.PENDING][worker] = 1
+    rows[Row.BINDING][worker] = UNBOUND
 
 
-def round_over(cells: Cells, worker: int) -> None:
+def round_over(rows: Rows, worker: int) -> None:
     """The round `worker` contributed to has been applied."""
-    cells[Row.PENDING, worker] = 0
-    if cells.item(Row.STATE, worker) == State.ACTIVE:
-        cells[Row.BINDING, worker] = cells.item(Row.CLOCK, worker)
+    rows[Row.PENDING][worker] = 0
+    if rows[Row.STATE][worker] == State.ACTIVE:
+        rows[Row.BINDING][worker] = rows[Row.CLOCK][worker]
 
 
 def level(cells: Cells) -> None:
@@ -215,16 +221,16 @@ def level(cells: Cells) -> None:
     cells[Row.CLOCK, bound] = cells[Row.BINDING, bound] = slowest(cells)
 
 
-def blame(cells: Cells, worker: int, other: int) -> None:
+def blame(rows: Rows, worker: int, other: int) -> None:
     """Note whom a waiting worker waits for: the one furthest behind, if it binds others."""
-    cells[Row.BLOCKER, worker] = NOBODY if cells.item(Row.BINDING, other) == UNBOUND else other
+    rows[Row.BLOCKER][worker] = NOBODY if rows[Row.BINDING][other] == UNBOUND else other
 
 
-def let_go(cells: Cells, worker: int, version: int) -> None:
+def let_go(rows: Rows, worker: int, version: int) -> None:
     """`worker` goes on with the parameters of `version`."""
-    cells[Row.WAITING, worker] = 0
-    cells[Row.BLOCKER, worker] = NOBODY
-    cells[Row.VERSION, worker] = version
+    rows[Row.WAITING][worker] = 0
+    rows[Row.BLOCKER][worker] = NOBODY
+    rows[Row.VERSION][worker] = version
 
 
 def wake(cells: Cells, worker: int) -> None:

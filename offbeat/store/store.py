@@ -24,7 +24,15 @@ from offbeat.log.records import (
 from offbeat.store import board
 from offbeat.store.board import Row, State
 from offbeat.store.parameters import Parameters
-from offbeat.worker.contribution import Admission, Contribution, Snapshot
+from offbeat.worker.contribution import (
+    ADMITTED,
+    DROPPED,
+    REFUSED,
+    REPEATED,
+    Admission,
+    Contribution,
+    Snapshot,
+)
 
 _PRESENT = (State.ACTIVE, State.RESTING)
 _GONE = (State.LOST, State.LEFT)
@@ -63,6 +71,7 @@ class Store:
         self._filled = self.course.for_workers(workers)
         self.stage = 0  # how many turns have been made
         self.cells = board.new_board(workers) if cells is None else cells
+        self.rows = board.rows(self.cells)
         self.leases, self.log, self.parameters = leases, log, parameters
         self.hash_every, self.witness = hash_every, witness
         self.pull_bytes = parameters.pull_bytes
@@ -189,7 +198,7 @@ class Store:
 
     def lost(self, worker: int) -> bool:
         """Whether `worker` has been given up, or has left, and must join again."""
-        return self.cells.item(Row.STATE, worker) in _GONE
+        return self.rows[Row.STATE][worker] in _GONE
 
     def leased(self, worker: int) -> int:
         """How many leases `worker` holds."""
@@ -197,7 +206,7 @@ class Store:
 
     def working(self, worker: int) -> bool:
         """Whether `worker` is present and does not rest."""
-        return self.cells.item(Row.STATE, worker) == State.ACTIVE
+        return self.rows[Row.STATE][worker] == State.ACTIVE
 
     def active(self) -> int:
         """How many workers are at work."""
@@ -217,7 +226,7 @@ class Store:
 
     def present(self, worker: int) -> bool:
         """Whether `worker` has joined and has not been given up since."""
-        return self.cells.item(Row.STATE, worker) in _PRESENT
+        return self.rows[Row.STATE][worker] in _PRESENT
 
     @property
     def finished(self) -> bool:
@@ -244,27 +253,29 @@ class Store:
 
     def push(self, contribution: Contribution, now: float) -> Admission:
         """Admit a contribution once, and apply it when enough have been gathered."""
-        part, cells = contribution.part, self.cells
+        part, rows = contribution.part, self.rows
         worker = part.worker
-        known = part.incarnation == cells.item(Row.INCARNATION, worker)
-        if not known or cells.item(Row.STATE, worker) not in _PRESENT:
+        known = part.incarnation == rows[Row.INCARNATION][worker]
+        if not known or rows[Row.STATE][worker] not in _PRESENT:
             return self.refuse(worker, part.incarnation, part.sequence, now)
-        if part.sequence <= cells.item(Row.SEQUENCE, worker):
-            return Admission.REPEATED
-        cells[Row.SEQUENCE, worker] = part.sequence
+        sequences = rows[Row.SEQUENCE]
+        if part.sequence <= sequences[worker]:
+            return REPEATED
+        sequences[worker] = part.sequence
         # Only a worker that was furthest behind can move the smallest clock by moving its own.
-        self._sure &= cells.item(Row.BINDING, worker) > self._low
-        board.tick(cells, worker, len(part.leases), part.compute)
+        if self._sure:
+            self._sure = rows[Row.BINDING][worker] > self._low
+        board.tick(rows, worker, len(part.leases), part.compute)
         self.leases.sizes.measured(worker, part.samples, part.compute)
         part.staleness = self.version - part.base
         part.weight = self.discipline.weigh.factor(part.staleness) * self._rate
         if self._limit is not None and part.staleness > self._limit:
             self._drop(part, now)
-            return Admission.DROPPED
+            return DROPPED
         self.leases.hand_in(worker, part.leases)
         self.gathered.append(contribution)
         if self._barrier:
-            board.contributed(cells, worker)
+            board.contributed(rows, worker)
         if self._single or self._complete():
             self._update(now)
         else:
@@ -272,7 +283,7 @@ class Store:
             self.parameters.wait(contribution)
             if not self._barrier:
                 self.keep(contribution)  # its worker goes on and will use the buffer again
-        return Admission.ADMITTED
+        return ADMITTED
 
     def _drop(self, part: Part, now: float) -> None:
         """Leave a contribution out; its samples go out again if the discipline says so."""
@@ -288,8 +299,8 @@ class Store:
 
     def admitted(self, worker: int, incarnation: int, sequence: int) -> bool:
         """Whether this very contribution has been taken before."""
-        known = incarnation == self.cells.item(Row.INCARNATION, worker)
-        return known and sequence <= self.cells.item(Row.SEQUENCE, worker)
+        known = incarnation == self.rows[Row.INCARNATION][worker]
+        return known and sequence <= self.rows[Row.SEQUENCE][worker]
 
     def own_gathered(self, worker: int) -> None:
         """Copy what `worker` has sent that waits for others: its buffers are used again."""
@@ -304,7 +315,7 @@ class Store:
     def refuse(self, worker: int, incarnation: int, sequence: int, now: float) -> Admission:
         """Turn away a contribution of an incarnation that was given up."""
         self.log.write(Refused(now, worker, incarnation, sequence))
-        return Admission.REFUSED
+        return REFUSED
 
     def _complete(self) -> bool:
         return self._single or board.complete(self.cells, self.discipline, len(self.gathered))
@@ -325,16 +336,16 @@ class Store:
         if self.witness is not None:
             self.witness.write(self.version)
         record = Updated(now, self.version, [c.part for c in group], rate)
-        if self.hashed(self.version):
+        if self._hashes and self.hashed(self.version):
             record.hash = self.parameters.digest()
         self.parameters.advance(self.version, self.epoch, self.progress)
         self.log.write(record)
-        for one in group:
+        settle = self.leases.ledger.settle
+        for part in record.parts:
             if self._barrier:
-                board.round_over(self.cells, one.part.worker)
-            outcome = "skipped" if one.part.skipped else "applied"
-            self.gives_up |= one.part.skipped
-            closed = self.leases.ledger.settle(one.part.leases, outcome)
+                board.round_over(self.rows, part.worker)
+            self.gives_up |= part.skipped
+            closed = settle(part.leases, "skipped" if part.skipped else "applied")
             if closed:
                 self.close_epochs(closed, now)
         self._moved |= self._barrier  # under slack only clocks release anybody
@@ -355,12 +366,12 @@ class Store:
         """`worker` wants to go on; returns all who may go now, itself among them or not."""
         if self._free and not self._waiting:
             return [worker]
-        self.cells[Row.WAITING, worker] = 1
+        self.rows[Row.WAITING][worker] = 1
         self._waiting.add(worker)
         free = self.released(worker)
         if worker not in free:
             last = board.furthest_behind(self.cells) if self._barrier else self._last
-            board.blame(self.cells, worker, last)
+            board.blame(self.rows, worker, last)
         return free
 
     def released(self, asking: int | None = None) -> list[int]:
@@ -369,7 +380,7 @@ class Store:
             return []
         if not self._barrier and not self._sure:
             self._last = board.furthest_behind(self.cells)
-            low = self.cells.item(Row.BINDING, self._last)
+            low = self.rows[Row.BINDING][self._last]
             self._moved |= low != self._low
             self._low, self._sure = low, True
         if self._moved and not (len(self._waiting) == 1 and asking in self._waiting):
@@ -381,13 +392,13 @@ class Store:
         self._moved = False
         if free:  # from here on they are on their way, so that nobody is released twice
             for one in free:
-                self.cells[Row.WAITING, one] = 0
+                self.rows[Row.WAITING][one] = 0
             self._waiting.difference_update(free)
         return free
 
     def pull(self, worker: int, now: float, computed: list[Lease] | None = None) -> Snapshot:
         """The parameters of this version; `computed` are steps done since the last push."""
-        board.let_go(self.cells, worker, self.version)
+        board.let_go(self.rows, worker, self.version)
         steps = self._steps
         if self._by_speed:
             steps = board.steps_by_speed(self.cells, worker, steps)

@@ -91,6 +91,7 @@ class WorkerLink:
         self.coming: deque[tuple[int, socket.socket, int, Answer | None]] = deque()  # connections
         self.arrived: deque[ToStore] = deque()  # whole, and not heard yet
         self.open, self.ended, self.broken = True, False, False
+        self.misbehaved = False  # whether it has ended because its worker broke the rules
         self.lock = threading.Lock()  # around its end, so that no connection comes after it
         # Whether much has gone out, and whether the system still holds some; time to a look at it.
         self.large, self.held, self.again = False, False, FIRST_LOOK
@@ -192,8 +193,10 @@ class WorkerLink:
                     return
                 try:
                     self._go_on(worker, patience, events)
-                except (LinkEnded, Misbehaved):  # whoever breaks the rules is as good as gone
+                except LinkEnded:
                     self.ended = True
+                except Misbehaved:
+                    self.give_up()
         finally:
             with self.lock:
                 self.ended = True
@@ -299,6 +302,10 @@ class WorkerLink:
             self.broken = True
             events.interrupted(worker, self)
 
+    def give_up(self) -> None:
+        """Whoever breaks the rules is as good as gone."""
+        self.ended = self.misbehaved = True
+
     def close(self) -> None:
         """Nothing more goes either way."""
         self.open = False
@@ -373,8 +380,8 @@ class TcpPort:
         message = link.arrived.popleft()
         if not isinstance(message, Push):
             return Received(message)
-        if message.part.worker != worker:  # it speaks for another: as good as gone
-            link.ended = True
+        if message.part.worker != worker:  # it speaks for another
+            link.give_up()
             return None
         return Received(message, contribution_in(self.slots[worker], message))
 

@@ -78,3 +78,7 @@ class Admission(Enum):
         # Plain attributes: they are asked for every contribution.
         self.refused = word == "refused"
         self.counts = word in ("admitted", "dropped")  # dealt with, now and not before
+
+
+# Names of their own, as an attribute of an Enum costs more than the question it answers.
+ADMITTED, DROPPED, REPEATED, REFUSED = Admission

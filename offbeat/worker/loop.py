@@ -4,7 +4,7 @@ import time
 
 from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.lease import Lease
-from offbeat.protocol.cycle import Action, Cycle
+from offbeat.protocol.cycle import LEASE, PULL, PUSH, Cycle
 from offbeat.worker.client import StoreClient
 from offbeat.worker.worker import Timing, Worker
 
@@ -39,7 +39,7 @@ class Loop:
     def next(self) -> Lease:
         """The samples to compute now; raises RunOver when there will be no more."""
         while True:
-            if self.cycle.action is Action.LEASE:
+            if self.cycle.action is LEASE:
                 lease = self.client.lease()
                 self.cycle.leased(lease is not None)
                 if lease is not None:
@@ -59,7 +59,7 @@ class Loop:
         self.cycle.computed()
         now, pulled = time.perf_counter(), 0.0
         over = max(now, self.began + self.least.of(self.samples))
-        if self.cycle.flying and self.cycle.action is Action.PULL:
+        if self.cycle.flying and self.cycle.action is PULL:
             self._pull()  # the answer came while this step was computed
             pulled = time.perf_counter() - now
             # A device that is so slow would have computed while others were waited for.
@@ -68,7 +68,7 @@ class Loop:
             self.timing.compute += hidden
         end = max(now + pulled, over)
         self.timing.compute += end - self.began - pulled
-        if self.cycle.action is Action.PUSH:
+        if self.cycle.action is PUSH:
             self._put(end)  # a slow device has done that when its step is over
         left = end - time.perf_counter()
         if left > 0:
@@ -94,10 +94,10 @@ class Loop:
         return time.perf_counter() if since is None else since
 
     def _exchange(self) -> None:
-        while self.cycle.action is not Action.LEASE:
-            if self.cycle.action is Action.PULL:
+        while self.cycle.action is not LEASE:
+            if self.cycle.action is PULL:
                 self._pull()
-            elif self.cycle.action is Action.PUSH:
+            elif self.cycle.action is PUSH:
                 self._push()
             else:
                 self._rest()

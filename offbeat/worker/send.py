@@ -13,6 +13,7 @@ from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.parts import Accumulated, Change, Elastic, Gradient, InPlace, Send
 from offbeat.errors import ConfigError
 from offbeat.log.records import Settings
+from offbeat.model.device import on_host
 from offbeat.model.replica import Replica
 from offbeat.model.table import Flat, fill, named, total_bytes, under
 from offbeat.rules.updater import Recipe, Updater
@@ -29,6 +30,7 @@ class Sender:
         self.replica = replica
         self.outs = [[Flat(flat.table) for flat in replica.flats]] if out is None else out
         self.out = self.outs[0]
+        self.workspace = replica.device.workspace(replica.flats)
         self.absent: frozenset[str] = frozenset()
         self.feedback = ErrorFeedback(codec) if codec is not None else None
 
@@ -50,8 +52,18 @@ class Sender:
         raise NotImplementedError
 
     def payload(self) -> list[Flat]:
-        """What to send of the steps since the last push, before the codec."""
+        """What to send of the steps since the last push, before the codec: on the CPU."""
         raise NotImplementedError
+
+    @property
+    def making(self) -> list[Flat]:
+        """Where the payload is made, on the replica's device."""
+        return self.workspace.at(self.out)
+
+    def made(self) -> list[Flat]:
+        """What has been made, where it is sent from."""
+        self.workspace.push(self.out)
+        return self.out
 
     def finite(self) -> bool:
         """Whether the payload is."""
@@ -141,10 +153,10 @@ class GradientSender(Sender):
         if self.stream is not None:
             self.absent = self.stream.absent()
         else:
-            self.absent = self.replica.collect(self.out)
+            self.absent = self.replica.collect(self.making)
 
     def payload(self) -> list[Flat]:
-        return self.out
+        return self.made()
 
     def finite(self) -> bool:
         return super().finite() if self.stream is None else self.stream.finite()
@@ -155,22 +167,22 @@ class AccumulatedSender(Sender):
 
     def __init__(self, replica: Replica, codec: Codec | None, out: Outs = None):
         super().__init__(replica, codec, out)
-        self.sum = [Flat(flat.table) for flat in replica.flats]
+        self.sum = [flat.zeros() for flat in replica.flats]
         self.count = 0
 
     def finish(self) -> None:
-        absent = self.replica.collect(self.out)
+        absent = self.replica.collect(self.making)
         self.absent = absent if self.count == 0 else self.absent & absent
-        for total, flat in zip(self.sum, self.out, strict=True):
+        for total, flat in zip(self.sum, self.making, strict=True):
             total.add_(flat)
         self.count += 1
 
     def payload(self) -> list[Flat]:
-        for total, flat in zip(self.sum, self.out, strict=True):
+        for total, flat in zip(self.sum, self.making, strict=True):
             flat.copy_(total)
             total.zero_()
         self.count = 0
-        return self.out
+        return self.made()
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | named("sum/", self.sum)
@@ -251,9 +263,9 @@ class ChangeSender(_LocalSender):
         self.local_step()
 
     def payload(self) -> list[Flat]:
-        for out, anchor, mine in zip(self.out, self.anchor, self.replica.flats, strict=True):
+        for out, anchor, mine in zip(self.making, self.anchor, self.replica.flats, strict=True):
             out.subtract(anchor, mine)
-        return self.out
+        return self.made()
 
     def accept(self, snapshot: Snapshot) -> None:
         super().accept(snapshot)
@@ -275,7 +287,7 @@ class ChangeSender(_LocalSender):
     def updater_state(self) -> dict[str, Tensor]:
         if self.after_sync != "average":
             return {}
-        return {k: t.clone() for k, t in self.updater.tensors_of_state().items()}
+        return {k: on_host(t) for k, t in self.updater.tensors_of_state().items()}
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | named("anchor/", self.anchor)
@@ -310,12 +322,13 @@ class ElasticSender(_LocalSender):
 
     def payload(self) -> list[Flat]:
         assert self.centre is not None
-        for out, centre, mine in zip(self.out, self.centre, self.replica.flats, strict=True):
+        making = self.making
+        for out, centre, mine in zip(making, self.centre, self.replica.flats, strict=True):
             out.subtract(centre, mine)
             out.scale_(self.alpha)
         if self.feedback is None:
-            self._move(self.out)
-        return self.out
+            self._move(making)
+        return self.made()
 
     def pack(self, payload: list[Flat], seed: tuple[int, ...]) -> dict[str, Packed] | None:
         packed = super().pack(payload, seed)
@@ -326,7 +339,8 @@ class ElasticSender(_LocalSender):
             for flat in payload:
                 for name, view in flat.views.items():
                     view.copy_(packed[name].codec.decode(packed[name]))
-            self._move(payload)
+            self.workspace.pull(payload)
+            self._move(self.workspace.at(payload))
         return packed
 
     @torch.no_grad()
@@ -342,7 +356,7 @@ class ElasticSender(_LocalSender):
     def accept(self, snapshot: Snapshot) -> None:
         if self.centre is None:
             super().accept(snapshot)
-            self.centre = self.pulled = [flat.clone() for flat in snapshot.parameters]
+            self.centre = self.pulled = [flat.clone() for flat in self.replica.flats]
         else:
             for centre, flat in zip(self.centre, snapshot.parameters, strict=True):
                 centre.copy_(flat)
@@ -370,12 +384,13 @@ class ElasticSender(_LocalSender):
         super().load_state(tensors)
         centres = under("centre/", tensors)
         if centres:
-            self.centre = self.pulled = [Flat(flat.table) for flat in self.replica.flats]
+            self.centre = self.pulled = [flat.zeros() for flat in self.replica.flats]
             fill(self.centre, centres)
         gradients = under("gradient/", tensors)
         self.unapplied = bool(gradients)
         for name, gradient in gradients.items():
-            self.replica.parameters[name].grad = gradient.clone()
+            mine = self.replica.parameters[name]
+            mine.grad = gradient.to(mine.device, copy=True)
 
 
 class InPlaceSender(_LocalSender):

@@ -230,7 +230,8 @@ class NumberWorker(Worker):
     def tensors(self) -> dict[str, Tensor]:
         replica = {f"replica/{k}": t for k, t in self.sender.replica.state().items()}
         good = {f"good/{k}": t for k, t in self.good.items()}
-        return replica | good | {f"sender/{k}": t for k, t in self.sender.state().items()}
+        found = replica | good | {f"sender/{k}": t for k, t in self.sender.state().items()}
+        return {name: tensor.cpu() for name, tensor in found.items()}
 
     def meta(self) -> dict[str, Any]:
         own = {"losses": self.losses, "settings": self.settings, "sender": self.sender.meta()}

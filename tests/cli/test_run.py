@@ -268,3 +268,23 @@ def test_a_script_without_a_loop(capsys: Capture, script: Path, words: Any) -> N
     code, _, err = answer(capsys, *words, script)
     assert code == 2
     assert "ended without a loop: write for x, y in run.batches" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--address", "auto"], "--address is for a Ray cluster: add --engine ray"),
+        (["--no-tls"], "--tls is for a Ray cluster: add --engine ray"),
+        (["-n", "2:8"], "-n 2:8 is for a Ray cluster: add --engine ray"),
+        (["--engine", "ray", "-n", "8:2"], "the second number is the most, and is smaller"),
+        (["--engine", "ray", "--worker-resources", "GPU"], "--worker-resources takes JSON"),
+        (["--engine", "ray", "--worker-resources", '{"GPU": -1}'], "how much of what each worker"),
+        (["--engine", "ray", "--cluster", "20ms"], "--cluster is simulated"),
+    ],
+)
+def test_what_is_said_of_a_ray_cluster_has_to_fit(
+    script: Path, capsys: Capture, words: list[str], told: str
+) -> None:
+    code, _, err = answer(capsys, *words, script)
+    assert code == 2
+    assert told in " ".join(err.split())

@@ -203,6 +203,14 @@ def test_sigterm_ends_a_worker_and_the_store_gives_its_samples_to_others(place: 
     place.is_exact(LONG_RUN)
 
 
+def test_workers_add_up_among_themselves_if_the_store_is_told_so(place: Place) -> None:
+    store = place.store("-n", 2, "--sync", "bsp", "--via", "allreduce", "--out", "run")
+    well(place.work("-n", 2), store)
+    assert all(len(r.parts) == 2 for r in place.is_exact(4) if isinstance(r, Updated))
+    assert '"via": "allreduce"' in (place.folder / "run" / "run.json").read_text()
+    place.replays()
+
+
 def test_shards_of_the_store_are_behind_its_one_port(place: Place) -> None:
     store = place.store("-n", 2, "--shards", 2, "--out", "run", "--codec", "topk:0.3")
     well(place.work("-n", 2), store)

@@ -17,8 +17,10 @@ from offbeat.config.keywords import ELSEWHERE
 from offbeat.config.run_config import (
     LOCAL,
     NAMES,
+    RAY,
     Alone,
     Local,
+    OnRay,
     Options,
     RunConfig,
     Simulated,
@@ -29,9 +31,10 @@ from offbeat.errors import ConfigError
 from offbeat.join import Defaults, Member
 from offbeat.train import TrainOptions
 
-KINDS = get_type_hints(Local) | get_type_hints(RunConfig)
+KINDS = get_type_hints(OnRay) | get_type_hints(RunConfig)
 # What is written in another way than it is kept: text for a cluster or for times, None for "as
-# usual", a DataLoader for the options that it says.
+# usual", a DataLoader for the options that it says, a function
+# for data.
 WRITTEN = (
     *("engine", "cluster", "workers", "emulate", "patience"),
     *("data", "batch_size", "shuffle", "drop_last"),
@@ -106,6 +109,37 @@ def test_what_only_real_workers_have_is_refused_in_virtual_time(name: str) -> No
         wanted(engine="sim", **{name: "1"})
 
 
+@pytest.mark.parametrize("name", RAY)
+def test_what_is_for_ray_is_refused_elsewhere(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is for engine='ray'"):
+        wanted(**{name: 1})
+
+
+def test_ray_has_options_of_its_own_and_those_of_processes() -> None:
+    engine = wanted(engine="ray", workers=8, begin=2, address="auto", patience=3).engine
+    assert engine == OnRay(begin=2, address="auto", patience=3)
+    assert engine.resources == {"CPU": 1}
+    assert OnRay(worker_resources={"GPU": 0.5}).resources == {"CPU": 1, "GPU": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"begin": 5}, "begin=5 workers, and there may be 4 at most"),
+        ({"begin": 0}, "begin must be a whole number"),
+        ({"placement": "left"}, "placement"),
+        ({"worker_resources": {"GPU": "all"}}, "worker_resources says how much of what"),
+        ({"worker_resources": 4}, "worker_resources cannot be 4"),
+        ({"address": 6379}, "address cannot be 6379"),
+        ({"wait": "long"}, "wait cannot be 'long'"),
+        ({"tls": "yes"}, "tls cannot be 'yes'"),
+    ],
+)
+def test_what_ray_cannot_be_told(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        wanted(engine="ray", **more)
+
+
 def test_nobody_says_how_numbers_are_made() -> None:
     for name in ("numerics", "reading"):
         with pytest.raises(ConfigError, match=f"unknown option '{name}'"):
@@ -131,5 +165,5 @@ def test_a_folder_says_where_it_ran_and_what_it_came_from(
     always |= {"nonfinite", "hash_every", "numerics", "shuffle", "order", "drop_last", "shards"}
     always |= {"shares"}
     always |= {"optimizer", "schedule", "clip", "constrain", "policies", "layout", "model"}
-    assert {*told} == always | keys | {"samples", "engine", "origin"}
+    assert {*told} == always | keys | {"samples", "engine", "origin", "device"}
     assert told["origin"] == {"loop": "train.py"}

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.config.run_config import Hosts, RunConfig
+from offbeat.config.run_config import Hosts, OnRay, RunConfig
 from offbeat.data.reader import Reader
 from offbeat.discipline.course import as_course
 from offbeat.engine.sim import compute_times as pace
@@ -132,9 +132,17 @@ def mlp() -> nn.Module:
 
 
 class Links:
-    """How real processes talk to their server: `pytest --over tcp` has them do it by TCP."""
+    """How real processes talk to their server: `pytest --over tcp` has them do it by TCP.
+
+    `--over ray` has Ray start them, which takes some seconds for each run.
+    """
 
     over = "memory"
+
+    def engine(self) -> Any:
+        """What `ob.train` is to run where a test asks for real processes."""
+        small = {"CPU": 0.1}
+        return {"memory": "local", "tcp": Hosts(), "ray": OnRay(worker_resources=small)}[self.over]
 
 
 links = Links()
@@ -159,8 +167,9 @@ def run(engine: str, what: Problem, discipline: ob.Discipline | str, **options: 
     if "optimizer" not in options:
         options["optimizer"] = optimizer_for(discipline)
     fresh = what._replace(model=copy.deepcopy(what.model))
-    over_tcp = links.over == "tcp" and engine == "local" and not options.keys() & NOT_OVER_TCP
-    where: Any = Hosts() if over_tcp or engine == "hosts" else engine
+    where: Any = Hosts() if engine == "hosts" else engine
+    if engine == "local" and not options.keys() & NOT_OVER_TCP:
+        where = links.engine()
     return ob.train(*fresh, discipline=discipline, engine=where, **options)
 
 

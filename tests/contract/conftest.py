@@ -35,6 +35,12 @@ def real(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _over_ray(request: pytest.FixtureRequest) -> None:
+    if common.links.over == "ray":
+        request.getfixturevalue("ray_cluster")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     common.turns.begin()
 

@@ -1,6 +1,7 @@
 """Leases of uneven sizes: a gather is still the large batch, and every sample is applied once."""
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import offbeat as ob
+from offbeat.compare import ComparisonPlan, Simulated, compare
+from offbeat.engine.script_hosts import SingleHost
 from offbeat.engine.sim.compute_times import Constant
 from offbeat.errors import CheckpointError, ConfigError
-from offbeat.log.records import Lost, Updated
+from offbeat.log.records import Joined, Lost, Updated
+from tests.cli.common import answers
 from tests.contract.common import (
     CODECS,
     MOMENTUM,
@@ -36,7 +40,11 @@ from tests.contract.common import (
     scratch,
     seeds,
 )
+from tests.contract.real import AtStep, Gate, level
+from tests.contract.test_real_faults import KillServer
+from tests.engine.local.test_scripts import SCRIPT, offbeat
 
+answer = answers()
 ADAM = partial(torch.optim.Adam, lr=0.01)
 UNEQUAL = "40ms,20ms,10ms"
 NAMES = [
@@ -56,7 +64,10 @@ def sizes(seen: Records) -> list[dict[int, int]]:
 
 @pytest.mark.parametrize(
     ("engine", "shares", "optimizer"),
-    covering(["1,2,4", [4, 1, 2], "speed", "speed:most=1.5,least=3"], [SGD, MOMENTUM, ADAM]),
+    [
+        *covering(["1,2,4", [4, 1, 2], "speed", "speed:most=1.5,least=3"], [SGD, MOMENTUM, ADAM]),
+        ("hosts", "speed", SGD),
+    ],
 )
 def test_gathering_all_is_a_large_batch_whatever_the_shares(engine, shares, optimizer):
     """The last round of the epoch is short: it has 11 of 27 samples."""
@@ -133,6 +144,36 @@ def test_every_sample_once_whatever_dies_and_a_replay_is_identical(
             out=place / "run",
         )  # fmt: skip
         check_run(place / "run", what)
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"), [("local", {}), ("hosts", {}), ("local", {"layout": "pp=2"})]
+)
+def test_an_emulated_batch_takes_its_share_of_the_time(engine, more):
+    """That of three times as many samples takes three times as long, at the least."""
+    seen, options = Records(), {"emulate": [0.02, 0.02], "workers": 2, "epochs": 1}
+    run(engine, problem(), "bsp", shares=[1, 3], listeners=[seen], **options, **more)
+    parts = [part for record in seen.of(Updated) for part in record.parts]
+    assert {part.samples for part in parts} == {2, 6}
+    for part in parts:
+        assert part.compute > 0.019 * part.samples / 4
+
+
+def test_a_killed_servers_leases_go_out_again_whatever_their_size(local_only, tmp_path):
+    """What had been handed out by then is known from the log alone: nothing was saved before.
+
+    Workers wait in their seventh step until it is dead, so that it does not finish before.
+    """
+    gate, seen, out = Gate(), Records(), tmp_path / "run"
+    what = problem(samples=90)
+    acts = {(worker, 7): gate.wait for worker in range(2)}
+    what = level(local_only, what._replace(loss=AtStep(what.loss, acts)), 2)
+    run(
+        local_only, what, "bsp", workers=2, shares=[1, 3], checkpoint_every=1000, out=out,
+        listeners=[KillServer(3, gate), seen],
+    )  # fmt: skip
+    check_run(out, what)
+    assert Counter(record.worker for record in seen.of(Joined)) == {0: 2, 1: 2}
 
 
 def test_overlapped_steps_replay_too(local_only, tmp_path):
@@ -266,3 +307,75 @@ def test_batch_norm_needs_two_samples_at_a_time(sim_only, shares, more, remedy):
         run(sim_only, what, "bsp", shares=shares, **options)
     if remedy.startswith("shares"):
         run(sim_only, what, "bsp", shares=remedy.split("'")[1], **options)
+
+
+# ---------------------------------------------------------------- scripts and the command line
+
+
+def script(folder):
+    path = folder / "train.py"
+    text = SCRIPT.replace("HERE", "pass").replace("AFTER", "")
+    path.write_text(text.replace("ob.join(", "ob.join(shares=[1, 3], ", 1))
+    return path
+
+
+def check_script(capsys, path, out):
+    assert json.loads((out / "run.json").read_text())["shares"] == "1,3"
+    slow, fast = json.loads((out / "summary.json").read_text())["per_worker"]
+    assert fast["samples"] > 2 * slow["samples"]
+    code, told, wrong = answer(capsys, "run", "--replay", out, path)
+    assert code == 0, wrong
+    assert "identical at all" in told
+
+
+def test_a_scripts_loop_gets_batches_of_its_workers_size(tmp_path, capsys):
+    path, out = script(tmp_path), tmp_path / "run"
+    code, _, wrong = answer(capsys, "run", "--engine", "sim", "-n", 2, "--out", out, path)
+    assert code == 0, wrong
+    check_script(capsys, path, out)
+    # The command line wins.
+    _, _, wrong = answer(capsys, "run", "--engine", "sim", "-n", 2, "--shares", "1,2,4", path)
+    assert "shares=1,2,4 are of 3 workers, and there are 2" in wrong
+
+
+def test_so_does_a_real_scripts_and_alone_there_is_nothing_to_share(tmp_path, capsys):
+    path, out = script(tmp_path), tmp_path / "run"
+    done = offbeat("run", "-n", "2", "--out", out, path)
+    assert done.returncode == 0, done.stderr
+    check_script(capsys, path, out)
+    assert SingleHost().settle({"shares": [1, 3], "seed": 1})["shares"] is None
+
+
+def test_the_command_line_estimates_with_shares(capsys):
+    words = ("simulate", "--cost-only", "--cluster", UNEQUAL, "--steps", 50, "--json")
+    summary = json.loads(answer(capsys, *words, "--shares", "speed:most=1.5")[1])["summary"]
+    assert summary["shares"] == "speed:most=1.5"
+    assert max(w["samples"] / w["steps"] for w in summary["per_worker"]) < 48
+    equal = json.loads(answer(capsys, *words)[1])["summary"]
+    assert equal["shares"] == ""
+    assert summary["samples_per_second"] > 1.8 * equal["samples_per_second"]
+
+
+def test_the_command_line_trains_with_shares(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ("simulate", "--recipe", "digits", "--cluster", UNEQUAL, "--shares", "speed")
+    code, told, wrong = answer(capsys, *words, "--out", out)
+    assert code == 0, wrong
+    assert "shares      speed" in told
+    assert "identical at all" in answer(capsys, "replay", out)[1]
+
+
+def test_a_comparison_has_shares_where_they_make_sense(tmp_path):
+    what = problem(samples=48)
+    task = ob.Task(what.model, what.data, what.loss, optimizer=SGD)
+    plan = ComparisonPlan(["bsp", "ssp:3"], [1, 2], Simulated("10ms"), shares="1,3", batch_size=4)
+    found = compare(task, plan, tmp_path / "grid")
+    told = {str(point): why for point, why in found.impossible.items()}
+    assert "are of 2 workers, and there are 1" in told["bsp on 1 device"]
+    with pytest.raises(ConfigError, match="weighed by samples"):
+        ComparisonPlan(["gossip"], [2], shares="speed")
+    assert "bsp on 2 devices" not in told
+    assert found.grid.settings["shares"] == "1,3"
+    digest = found.grid.digests()[0]
+    assert digest.summary.shares == "1,3"
+    assert [round(w.batch) for w in digest.summary.per_worker] == [2, 6]

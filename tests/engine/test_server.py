@@ -274,3 +274,17 @@ def test_one_that_is_started_while_the_server_stops_is_sent_away(served):
     assert s.answer(1) == Stop(False)
     s.say(1, Goodbye({"peak": 1.0}))
     assert s.protocol.goodbyes == {1: {"peak": 1.0}}
+
+
+def test_nobody_waits_for_one_whose_process_is_said_to_have_ended(served):
+    """Whoever says so may be wrong: one that lives finds its way closed, and joins again."""
+    s = served("bsp", 2)
+    found = s.begin()
+    s.push(0, found[0])
+    assert s.quiet(0)
+    s.server.gone(1)
+    assert isinstance(s.answer(0), Go)
+    assert [record.worker for record in s.records.of(Lost)] == [1]
+    assert s.port.way(1) is None
+    s.connect(1)
+    assert s.enter(1) == 2

@@ -261,6 +261,11 @@ def test_an_emulated_run_is_marked_before_its_end(tmp_path: Path) -> None:
     assert digest(folder(tmp_path, [], emulate=None)).summary.emulated == []
 
 
+def test_shares_are_those_of_the_description(tmp_path: Path) -> None:
+    assert digest(folder(tmp_path, [], shares="1,3")).summary.shares == "1,3"
+    assert digest(folder(tmp_path, [])).summary.shares == ""
+
+
 def test_nothing_has_happened(tmp_path: Path) -> None:
     found = digest(folder(tmp_path, []))
     assert (found.ideal, found.speeds, found.segments, found.window) == (None, [], [], (0.0, 0.0))

@@ -178,9 +178,19 @@ def test_runs_made_alike_are_repeats() -> None:
     made = side_by_side([run("asp", name="a"), run("asp", name="b"), run("bsp", name="c")])
     assert [(c.discipline, c.repeat) for c in made.cells] == [("asp", 0), ("asp", 1), ("bsp", 0)]
     assert made.settings["batch size"] == "32"
+    assert "shares" not in made.settings
+    assert side_by_side([run(shares="speed")]).settings["shares"] == "speed"
 
 
-@pytest.mark.parametrize("other", [{"batch_size": 64}, {"emulated": [0.1, 0.1]}, {"engine": "sim"}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 64},
+        {"emulated": [0.1, 0.1]},
+        {"engine": "sim"},
+        {"shares": "speed"},
+    ],
+)
 def test_runs_made_differently_go_by_their_folders(other: dict[str, object]) -> None:
     made = side_by_side([run("asp", name="a"), run("asp", name="b", **other)])
     assert [c.discipline for c in made.cells] == ["asp (a)", "asp (b)"]

@@ -195,11 +195,11 @@ def test_a_state_is_told_in_words() -> None:
     assert state_of(cells, 0)[0] == "waiting for worker 2 (clock 118, 7 behind)"
     cells[Row.CLOCK, 2] = 125  # it has just come, and the others are about to be let go
     assert state_of(cells, 0)[0] == "waiting for worker 2"
-    board.contributed(cells, 2)  # and now the round lacks somebody else
-    board.contributed(cells, 0)
+    board.contributed(board.rows(cells), 2)  # and now the round lacks somebody else
+    board.contributed(board.rows(cells), 0)
     cells[Row.CLOCK, 1] = 124
     assert state_of(cells, 0)[0] == "waiting for worker 1 (clock 124, 1 behind)"
-    board.contributed(cells, 1)
+    board.contributed(board.rows(cells), 1)
     assert state_of(cells, 0)[0] == "waiting"
     board.set_state(cells, 1, State.LOST)
     assert state_of(cells, 1)[0] == "lost"

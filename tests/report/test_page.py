@@ -274,6 +274,13 @@ def test_links_have_columns_where_there_are_some() -> None:
         assert words not in here
 
 
+def test_batches_have_a_column_where_shares_are_uneven() -> None:
+    text = Reader(page(grid(cell(shares="speed")))).text
+    assert "samples a step" in text
+    assert "32.0" in text
+    assert "samples a step" not in Reader(page(grid(cell()))).text
+
+
 def test_a_host_may_be_called_anything() -> None:
     per_worker = afar()
     for mine in per_worker:

@@ -84,6 +84,19 @@ def test_a_run_says_who_waited_and_how_long() -> None:
     assert "2 epochs" not in text
 
 
+def test_a_run_with_uneven_shares_says_how_many_samples_each_worker_had_in_a_step() -> None:
+    text = rendered(run_table(ob.estimate("40ms,10ms", "bsp", steps=10, shares="1,4")))
+    assert dict(figures(ob.estimate("40ms,10ms", "bsp", shares="1,4")))["shares"] == "1,4"
+    lines = text.splitlines()
+    assert next(line for line in lines if line.startswith("worker")).split()[-1] == "batch"
+    assert next(line for line in lines if line.startswith("0 ")).split()[-1] == "13.0"
+    usual = rendered(run_table(ob.estimate("40ms,10ms", "bsp", steps=10)))
+    assert "batch" not in usual
+    assert "shares" not in usual
+    many = rendered(run_table(ob.estimate("40ms," * 30 + "10ms", "bsp", shares="speed")))
+    assert all(len(line) <= 80 for line in many.splitlines())
+
+
 def real(summary: Summary, emulated: list[float] | None = None) -> Summary:
     """The summary as the local engine would give it."""
     summary.engine = "local"

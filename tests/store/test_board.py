@@ -52,7 +52,7 @@ def started(make: Make, clocks: list[int]) -> Cells:
     for worker in range(len(clocks)):
         board.enter(cells, worker)
     for worker, clock in enumerate(clocks):
-        board.tick(cells, worker, clock, 0.0)
+        board.tick(board.rows(cells), worker, clock, 0.0)
     return cells
 
 
@@ -94,11 +94,11 @@ def test_the_slowest_releases_those_in_reach(make: Make) -> None:
     waiting(cells, 0, 2)
     ssp = ob.SSP(1)
     assert board.released(cells, ssp) == []
-    board.tick(cells, 1, 1, 0.0)
+    board.tick(board.rows(cells), 1, 1, 0.0)
     assert board.released(cells, ssp) == [2]
-    board.tick(cells, 1, 1, 0.0)
+    board.tick(board.rows(cells), 1, 1, 0.0)
     assert board.released(cells, ssp) == [0, 2]
-    board.let_go(cells, 2, 7)
+    board.let_go(board.rows(cells), 2, 7)
     assert board.released(cells, ssp) == [0]
     assert cells[Row.VERSION, 2] == 7
 
@@ -106,22 +106,22 @@ def test_the_slowest_releases_those_in_reach(make: Make) -> None:
 def test_whoever_waits_blames_the_slowest(make: Make) -> None:
     cells = started(make, [4, 3, 1])
     waiting(cells, 0)
-    board.blame(cells, 0, board.furthest_behind(cells))
+    board.blame(board.rows(cells), 0, board.furthest_behind(cells))
     assert cells[Row.BLOCKER, 0] == 2
-    board.let_go(cells, 0, 0)
+    board.let_go(board.rows(cells), 0, 0)
     assert cells[Row.BLOCKER, 0] == NOBODY
 
 
 def test_a_barrier_waits_for_all_that_are_at_work(make: Make) -> None:
     cells = started(make, [1, 0, 0])
-    board.contributed(cells, 0)
+    board.contributed(board.rows(cells), 0)
     bsp = ob.BSP()
     assert not board.may_go(cells, 0, bsp)
     assert board.may_go(cells, 1, bsp)
     assert board.blockers(cells, 0, bsp) == [1, 2]
     assert not board.complete(cells, bsp, 1)
-    board.contributed(cells, 1)
-    board.contributed(cells, 2)
+    board.contributed(board.rows(cells), 1)
+    board.contributed(board.rows(cells), 2)
     assert board.complete(cells, bsp, 3)
     waiting(cells, 0, 1)
     assert board.released(cells, bsp) == []
@@ -157,15 +157,15 @@ def test_the_lost_and_the_resting_bind_nobody(make: Make, state: Any) -> None:
     assert board.may_go(cells, 0, ssp)
     assert board.blockers(cells, 0, ob.SSP(0)) == [2]
     assert board.active(cells) == 2
-    board.contributed(cells, 0)
-    board.contributed(cells, 2)
+    board.contributed(board.rows(cells), 0)
+    board.contributed(board.rows(cells), 2)
     assert board.complete(cells, ob.BSP(), 2)
 
 
 def test_a_clock_that_binds_nobody_stays_unbound(make: Make) -> None:
     cells = started(make, [1, 1])
     board.set_state(cells, 1, State.RESTING)
-    board.tick(cells, 1, 3, 0.0)
+    board.tick(board.rows(cells), 1, 3, 0.0)
     assert cells[Row.CLOCK, 1] == 4
     assert board.slowest(cells) == 1
 
@@ -194,8 +194,8 @@ def test_a_late_joiner_starts_level_with_the_slowest(make: Make) -> None:
     cells = make(3)
     board.enter(cells, 0)
     board.enter(cells, 1)
-    board.tick(cells, 0, 7, 0.0)
-    board.tick(cells, 1, 5, 0.0)
+    board.tick(board.rows(cells), 0, 7, 0.0)
+    board.tick(board.rows(cells), 1, 5, 0.0)
     assert board.enter(cells, 2) == 1
     assert cells[Row.CLOCK, 2] == 5
     assert board.may_go(cells, 0, ob.SSP(2))
@@ -244,19 +244,19 @@ def test_the_longest_step_is_that_of_the_slowest_at_work(make: Make) -> None:
 def test_steps_by_speed_take_about_equal_time(make: Make) -> None:
     cells = started(make, [0, 0, 0])
     assert board.steps_by_speed(cells, 0, 50) == 50  # nothing measured yet
-    board.tick(cells, 0, 10, 0.2)
-    board.tick(cells, 1, 10, 0.8)
+    board.tick(board.rows(cells), 0, 10, 0.2)
+    board.tick(board.rows(cells), 1, 10, 0.8)
     assert board.steps_by_speed(cells, 0, 50) == 50
     assert board.steps_by_speed(cells, 1, 50) == 12
     assert board.steps_by_speed(cells, 2, 50) == 50
-    board.tick(cells, 2, 1, 1000.0)
+    board.tick(board.rows(cells), 2, 1, 1000.0)
     assert board.steps_by_speed(cells, 2, 50) == 1
 
 
 def test_only_workers_at_work_set_the_speed(make: Make) -> None:
     cells = started(make, [0, 0])
-    board.tick(cells, 0, 1, 0.01)
-    board.tick(cells, 1, 1, 0.04)
+    board.tick(board.rows(cells), 0, 1, 0.01)
+    board.tick(board.rows(cells), 1, 1, 0.04)
     assert board.steps_by_speed(cells, 1, 8) == 2
     board.set_state(cells, 0, State.LOST)
     assert board.steps_by_speed(cells, 1, 8) == 8
@@ -264,11 +264,11 @@ def test_only_workers_at_work_set_the_speed(make: Make) -> None:
 
 def test_the_measured_step_is_smoothed(make: Make) -> None:
     cells = started(make, [0])
-    board.tick(cells, 0, 2, 0.002)
+    board.tick(board.rows(cells), 0, 2, 0.002)
     assert cells[Row.STEP_US, 0] == 1000
-    board.tick(cells, 0, 1, 0.002)
+    board.tick(board.rows(cells), 0, 1, 0.002)
     assert cells[Row.STEP_US, 0] == 1250
-    board.tick(cells, 0, 0, 5.0)
+    board.tick(board.rows(cells), 0, 0, 5.0)
     assert cells[Row.STEP_US, 0] == 1250
 
 
@@ -282,7 +282,7 @@ def test_waiting_and_releasing_agree(workers: list[tuple[int, int]], slack: int)
     for number in range(len(workers)):
         board.enter(cells, number)
     for number, (clock, state) in enumerate(workers):
-        board.tick(cells, number, clock, 0.0)
+        board.tick(board.rows(cells), number, clock, 0.0)
         board.set_state(cells, number, state)  # type: ignore[arg-type, unused-ignore]
     at_work = [n for n, (_, state) in enumerate(workers) if state == State.ACTIVE]
     cells[Row.WAITING, at_work] = 1

@@ -12,13 +12,23 @@ import torch
 
 from offbeat import codec as codecs
 from offbeat.data.lease import Lease
+from offbeat.engine.hosts.admission import OFFENCES
 from offbeat.log.records import Joined, Lost, Part
 from offbeat.protocol.messages import Join, Push, Rejoin, Stop, encode
 from offbeat.store.board import new_board
 from offbeat.transport.cargo import Cargo, Packing
 from offbeat.transport.dial import Dialer
 from offbeat.transport.frames import HEADER
-from offbeat.transport.handshake import Attach, Attached, Entered, NoSuchLink, NotYet, ask, read
+from offbeat.transport.handshake import (
+    Attach,
+    Attached,
+    Entered,
+    NoSuchLink,
+    NotYet,
+    Refused,
+    ask,
+    read,
+)
 from offbeat.transport.meter import Gauge
 from offbeat.transport.tcp_port import WorkerLink
 from tests.engine.hosts.proxy import Fate, Proxy
@@ -93,6 +103,27 @@ def test_one_that_breaks_the_rules_is_as_good_as_gone(store: TcpStore, said: byt
     one.wire.sendall(said)
     one.is_shown_the_door()
     assert store.client().join() >= 1  # others come, and its place is free
+
+
+def test_one_that_keeps_breaking_the_rules_is_not_let_in_again(store: TcpStore) -> None:
+    for _ in range(OFFENCES):
+        one = Raw(store)
+        one.wire.sendall(b"\xff" * 64)
+        one.is_shown_the_door()
+    refused = store.acceptor.refused
+    with pytest.raises(
+        Refused, match=r"3 links from 127\.0\.0\.1 have ended.*start the store again"
+    ):
+        store.client()
+    assert store.acceptor.refused == refused + 1
+
+
+def test_one_that_leaves_or_breaks_off_has_broken_no_rule(store: TcpStore) -> None:
+    for _ in range(OFFENCES + 1):
+        one = Raw(store)
+        one.wire.sendall(HEADER.pack(0, 0, 0))
+        one.is_shown_the_door()
+    assert store.client().join() >= 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import hashlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +35,20 @@ from offbeat.transport.handshake import (
 )
 from offbeat.transport.tcp_port import TcpPort, WorkerLink
 
+OFFENCES = 3  # links of one address that may end because a worker broke the rules
+
 
 def plain(sketch: Mapping[str, Any]) -> dict[str, Any]:
     """A sketch as it comes over the network."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(sketch), type=dict[str, Any])
+
+
+def address_of(wire: socket.socket) -> str:
+    """Of the machine at the other end, as far as this one knows; empty once it has gone."""
+    try:
+        return str(wire.getpeername()[0])
+    except OSError:
+        return ""
 
 
 def hash_of(sketch: Mapping[str, Any]) -> bytes:
@@ -92,6 +103,8 @@ class NetworkAcceptor(Acceptor):
         self.settings = dict(entrance.settings)
         self.dispatcher: Dispatcher | None = None
         self.measured: dict[int, WorkerLink] = {}  # links of which not all is in the log yet
+        self.addresses: dict[int, str] = {}  # that these come from
+        self.offences: Counter[str] = Counter()  # by address, links that broke the rules
         self.time = 0.0  # of the run, when they were last looked at
         self.listener = Listener(entrance.listening, entrance.security, self._respond, patience)
 
@@ -106,11 +119,16 @@ class NetworkAcceptor(Acceptor):
         now = server.clock()
         self.time = server.protocol.run_time.at(now)
         for number, link in list(self.measured.items()):
-            over = self.port.way(number) is not link
-            if over or link.meter.is_due(now):
+            if self.port.way(number) is not link:
+                self._forget(number)
+            elif link.meter.is_due(now):
                 self._record(number, link)
-            if over:
-                del self.measured[number]
+
+    def _forget(self, number: int) -> None:
+        """The link of a worker is over; whether it broke the rules is kept."""
+        link = self.measured.pop(number)
+        self._record(number, link)
+        self.offences[self.addresses.pop(number)] += link.misbehaved
 
     def _record(self, number: int, link: WorkerLink) -> None:
         frames = link.frames
@@ -167,6 +185,14 @@ class NetworkAcceptor(Acceptor):
             return TurnedAway(f"{request.host} runs another script than the store: {different}")
         if not 1 <= request.connections <= MOST:
             return TurnedAway("a link has one to four connections")
+        address = address_of(wire)
+        if self._barred(address):
+            self.listener.refused["broke the rules"] += 1
+            return TurnedAway(
+                f"{OFFENCES} links from {address} have ended because a worker broke the rules: "
+                "install the store's version of offbeat there, look for what changes bytes on the "
+                "way, and start the store again"
+            )
         same = self.port.numbered(request.link)
         if same is not None:
             return self._again(request, wire, *same)
@@ -186,8 +212,8 @@ class NetworkAcceptor(Acceptor):
         )
         link = self.port.link(number, request.link, request.connections, request.round_trip)
         if number in self.measured:
-            self._record(number, self.measured[number])
-        self.measured[number] = link
+            self._forget(number)
+        self.measured[number], self.addresses[number] = link, address
         dispatcher.connect(number, link)
         link.attach(0, wire, answer=Entered(number))
         return None
@@ -200,6 +226,12 @@ class NetworkAcceptor(Acceptor):
             return TurnedAway("a link has a name of its own")
         link.attach(0, wire, answer=Entered(number))
         return None
+
+    def _barred(self, address: str) -> bool:
+        """Whether workers from there have broken the rules so often that they would go on so."""
+        for number in [number for number, link in self.measured.items() if link.misbehaved]:
+            self._forget(number)
+        return self.offences[address] >= OFFENCES
 
     def _number(self, request: Enter, workers: int) -> int | None:
         """The place that a worker wants, or the first that nobody has, or has had."""
@@ -216,7 +248,12 @@ class NetworkAcceptor(Acceptor):
         return min(free, key=lambda number: (number in met, number), default=None)
 
     def _may_be_free_soon(self, request: Enter, workers: int) -> bool:
-        """Whether a place is kept for one that is out of reach, and may be who asks now."""
+        """Whether a place is kept for one that is out of reach, and may be who asks now.
+
+        Who comes instead of one that is gone waits until it is: whoever said so may be wrong.
+        """
+        if request.instead and request.insists and 0 <= request.number < workers:
+            return True
         wanted = [request.number] if request.insists else range(workers)
         links = [self.port.way(number) for number in wanted]
         return any(link is not None and link.broken for link in links)

@@ -43,6 +43,7 @@ class StoreHost:
     def settle(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         mine = {"workers": self.workers, "engine": Hosts(begin=self.begin)}
         mine["listeners"] = (*self.listeners, *given.get("listeners", ()))
+        mine["device"] = None  # nothing is computed here
         return {**given, **self.asked, **mine}
 
     def participant(self, config: RunConfig) -> Participant:
@@ -64,13 +65,14 @@ class StoreHost:
 class WorkHost:
     """`offbeat work`: a worker's script, with a store on another host.
 
-    `emulate` is the least that a step takes here, in seconds.
+    `emulate` is the least that a step takes here, in seconds; `device` wins over the script's.
     """
 
     dialer: Dialer
     script: Path
     emulate: float | None = None
     place: Place = field(default_factory=Place)
+    device: str | None = None
     workers: int = 0
     rank: int = 0
     terms: Terms | None = None
@@ -85,18 +87,22 @@ class WorkHost:
         emulate = {} if self.emulate is None else {"emulate": [self.emulate] * self.workers}
         # A folder, and whoever listens, is the store's.
         own = {name: value for name, value in given.items() if name not in ("out", "resume")}
+        own["device"] = self.device or own.get("device")
         return {**own, "listeners": (), **emulate, **settings, "engine": Hosts()}
 
     def participant(self, config: RunConfig) -> Participant:
         if self.entered is not None:
             raise ConfigError("a script joins one run: use one ob.join() and one loop")
         assert self.terms is not None
-        number, instead = self.place.number, self.place.instead
-        entering = Entering(self.dialer, self.terms.sketch, number, instead)
+        entering = self.entering(self.terms.sketch)
         self.entered = HostParticipant(config, entering, self.script, self.place.tell)
         self.rank = self.entered.rank
         self.place.tell(self.rank)
         return self.entered
+
+    def entering(self, sketch: Mapping[str, object]) -> Entering:
+        """Which worker it would like to be."""
+        return Entering(self.dialer, sketch, self.place.number, self.place.instead)
 
     def ended(self, error: BaseException | None) -> bool:
         """The script is through, or has failed; whether it has taken part."""

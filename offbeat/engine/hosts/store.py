@@ -83,6 +83,30 @@ class HostsLauncher(Launcher):
         return False  # nobody here is its child
 
 
+class DialingLauncher(Launcher):
+    """Starts workers that dial."""
+
+    def __init__(self, *what: Any):
+        super().__init__(*what)
+        self.started: set[int] = set()  # workers, since the server was
+
+    def _start(self, *what: Any) -> None:
+        self.started.clear()
+        super()._start(*what)
+
+    def _start_one(self, number: int) -> None:
+        if number == TESTER:
+            super()._start_one(number)
+            return
+        instead = number in self.started
+        self.started.add(number)
+        self._dial(number, instead)
+
+    def _dial(self, number: int, instead: bool) -> None:
+        """Start a worker, the first of this number or one instead of another that is gone."""
+        raise NotImplementedError
+
+
 class LoopbackRoles(HostsRoles):
     """The same with workers on this machine, which talk to the store over TCP all the same."""
 
@@ -101,26 +125,12 @@ class LoopbackRoles(HostsRoles):
             return  # the launcher knows, and starts everybody anew
 
 
-class LoopbackLauncher(Launcher):
-    """Starts workers that dial."""
+class LoopbackLauncher(DialingLauncher):
+    """Starts them by forking."""
 
     roles: LoopbackRoles
 
-    def __init__(self, *what: Any):
-        super().__init__(*what)
-        self.started: set[int] = set()  # workers, since the server was
-
-    def _start(self, *what: Any) -> None:
-        self.started.clear()
-        super()._start(*what)
-
-    def _start_one(self, number: int) -> None:
-        if number == TESTER:
-            super()._start_one(number)
-            return
-        instead = number in self.started
-        self.started.add(number)
-
+    def _dial(self, number: int, instead: bool) -> None:
         def main() -> None:
             self._forget_my_ends()
             self.roles.dial(number, instead)

@@ -85,6 +85,10 @@ class Entering:
         return Enter(b"", 0, self.number, self.insists, self.instead, sketch, words, host, 0.0)
 
 
+class AfterTheEnd(RunError):
+    """The run was over before this worker was in."""
+
+
 class HostWorker:
     """One worker of a run, with a link to its store and memory of its own."""
 
@@ -108,8 +112,15 @@ class HostWorker:
         self.store = job.make_store(Log())  # workers are made of it
         reader = prefetcher(job, engine)
         announce = ignore if reader is None else reader.announce
-        least = job.least_time(engine.emulate[max(0, maker.number)] if engine.emulate else 0.0)
-        settings = WorkerSettings(self.store.discipline, job.seed, least, engine.overlap, meets)
+        number = max(0, maker.number)
+        settings = WorkerSettings(
+            self.store.discipline,
+            job.seed,
+            job.least_time(engine.emulate[number] if engine.emulate else 0.0),
+            engine.overlap,
+            meets,
+            job.content.devices.of(number),
+        )
         client: StoreClient
         if isinstance(self.link, MeetingLink):
             members = Members(maker.dialer.token, maker.dialer.encrypts, engine.patience)
@@ -194,7 +205,7 @@ class HostParticipant(LoopParticipant):
         self.host_worker.close()
         if isinstance(over, StoreGone):
             self._gone()
-        raise RunError("the run is over: it has ended before this worker was in") from over
+        raise AfterTheEnd("the run is over: it has ended before this worker was in") from over
 
     def _finish(self, over: RunOver) -> int:
         """The model gets the final parameters, which have come with the last message."""

@@ -173,6 +173,11 @@ class Dispatcher:
                 self.lock.release()
         self.cpu.received(number)
 
+    def gone(self, number: int) -> None:
+        """Nobody is to be waited for at the other end of this worker's way; holds the lock."""
+        if self.port.way(number) is not None:
+            self.server.gone(number)
+
     def interrupted(self, number: int, way: Any) -> None:
         """As a receiver: the way has broken, and may be made again."""
         with self.lock:

@@ -19,6 +19,12 @@ class WorkerConnected(LauncherOrder):
     number: int
 
 
+class WorkerGone(LauncherOrder):
+    """The process of this worker has ended, as far as the launcher knows; nobody has to wait."""
+
+    number: int
+
+
 class Halt(LauncherOrder):
     """Save, and stop before the end."""
 
@@ -69,7 +75,7 @@ class TestResult(msgspec.Struct, array_like=True):
     metric: float | None = None
 
 
-LauncherOrders = WorkerConnected | Halt
+LauncherOrders = WorkerConnected | WorkerGone | Halt
 ServerReports = LogLines | CheckpointBegun | CheckpointSaved | WorkerFrozen | RunDone
 
 encode = msgspec.msgpack.Encoder().encode

@@ -4,8 +4,7 @@ import os
 import resource
 import warnings
 
-import torch
-
+from offbeat.config.devices import check_forkable
 from offbeat.config.job import Job
 from offbeat.config.run_config import Hosts, Local, processes_of
 from offbeat.data import prefetch
@@ -44,11 +43,7 @@ def check(job: Job, local: Local) -> None:
     if isinstance(local, Hosts):
         _check_hosts(job)
     check_storable(model_tensors(job.content.model))  # a checkpoint in memory is such files too
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ConfigError(
-            "CUDA is in use already, and a process that uses it cannot be forked: build the "
-            "model on the CPU before training"
-        )
+    check_forkable(job.content.devices)
 
 
 def _say_if_unread(job: Job, local: Local) -> None:

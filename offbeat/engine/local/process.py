@@ -174,6 +174,14 @@ def compute_steadily() -> None:
         os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
+def last_words(error: BaseException, late: bool = False) -> LastWords:
+    """Why a process ends itself."""
+    trace = "".join(traceback.format_exception(error))
+    name = "" if isinstance(error, OffbeatError) else f"{type(error).__name__}: "
+    ours = isinstance(error, OffbeatError)
+    return LastWords(f"{name}{error}"[:2000], trace[-20_000:], ours, late)
+
+
 class Inside:
     """What a forked child knows of itself."""
 
@@ -193,10 +201,7 @@ class Inside:
 
     def tell(self, error: BaseException, late: bool = False) -> None:
         """Leave last words for the parent."""
-        trace = "".join(traceback.format_exception(error))
-        name = "" if isinstance(error, OffbeatError) else f"{type(error).__name__}: "
-        ours = isinstance(error, OffbeatError)
-        words = LastWords(f"{name}{error}"[:2000], trace[-20_000:], ours, late)
+        words = last_words(error, late)
         left = msgspec.json.encode(words)
         if len(left) > _MOST:
             words.trace = ""

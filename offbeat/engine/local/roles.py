@@ -310,7 +310,12 @@ class Roles:
         announce = ignore if reader is None else reader.announce
         build: Make = partial(make or self.job.make_worker, self.store, number)
         settings = WorkerSettings(
-            self.store.discipline, self.job.seed, least, local.overlap, self.meets
+            self.store.discipline,
+            self.job.seed,
+            least,
+            local.overlap,
+            self.meets,
+            self.content.devices.of(number),
         )
         if not self.meets:
             link = MemoryLink(wire, slot, waiting)
@@ -352,7 +357,9 @@ class Roles:
 
     def test(self, wire: socket.socket) -> None:
         assert self.evaluator is not None
-        model = self.content.model
+        model, device = self.content.model, self.evaluator.device
+        device.enter()
+        device.move(model)
         while wire.recv(16):
             found = self.evaluator(self.tested_into(model), self.shared.tester.turn)
             # Before it says so: the server may have no time to hear it, or ask for the next one.

@@ -109,8 +109,8 @@ class ScriptSplitWorker(SplitWorker):
     def spec(self, process: int, mesh: Mesh) -> PartSpec:
         return replace(super().spec(process, mesh), script=self.script)
 
-    def _share(self, process: int, mesh: Mesh) -> GroupMember:
-        plain = super()._share(process, mesh)
+    def _share(self, spec: PartSpec) -> GroupMember:
+        plain = super()._share(spec)
         return ScriptMember(plain.make, plain.own_memory, plain.skips)
 
     def make(

@@ -103,7 +103,12 @@ def make_script_worker(
 ) -> NumberWorker:
     """A worker over the model that the script holds."""
     own = WorkerMemory(
-        place.parameters, place.out, place.reader, config.model, buffers=place.buffers
+        place.parameters,
+        place.out,
+        place.reader,
+        config.model,
+        buffers=place.buffers,
+        device=place.device,
     )
     return script_worker(job, store, number, incarnation, own)
 

@@ -25,6 +25,7 @@ from offbeat.engine.local.launcher_messages import (
     RunDone,
     WorkerConnected,
     WorkerFrozen,
+    WorkerGone,
 )
 from offbeat.engine.local.shared_memory import Counts, SharedMemory
 from offbeat.engine.local.watchdog import FILES, LOOKS, WORKING
@@ -155,6 +156,8 @@ class ServerProcess:
             if isinstance(found, WorkerConnected):
                 assert handed is not None
                 self._connect(found.number, handed)
+            elif isinstance(found, WorkerGone):
+                self.dispatcher.gone(found.number)
             elif isinstance(found, Halt):
                 self.halted = True
             else:  # the launcher is gone, and with it the purpose

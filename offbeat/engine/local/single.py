@@ -74,6 +74,7 @@ class SingleParticipant(LoopParticipant):
                 stack.callback(self.reader.close)
             super().__init__(0, self._enter, self._finish)
             stack.enter_context(heard(self._ask))
+            stack.enter_context(self.job.content.devices.of(0).entered())
             self.open = stack.pop_all()
 
     def _ask(self, number: int) -> None:
@@ -111,7 +112,8 @@ class SingleParticipant(LoopParticipant):
         link = DirectLink(port, 0, server.hear)
         client = StoreClient(link, send.centre, announce=announce)
         shared = self.store.parameters.flats if send.in_place else None  # the worker writes it
-        place = WorkerMemory(shared, reader=self.reader, model=self.config.model)
+        device = self.job.content.devices.of(0)
+        place = WorkerMemory(shared, None, self.reader, self.config.model, device=device)
         worker = script_worker(self.job, self.store, 0, client.join(), place)
         return Loop(client, worker, Cycle.of(self.store.discipline), self.job.seed)
 

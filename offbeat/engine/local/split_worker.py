@@ -12,6 +12,7 @@ from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.engine.local.group_memory import MemberMemory, ShardMemberMemory
 from offbeat.engine.local.pipeline_group import PipelineMember, PipelineSender
 from offbeat.engine.local.replica_group import LEADER, GroupMember, ReplicaGroup, SplitSender
+from offbeat.model.device import Device
 from offbeat.split.async_pipeline import AsyncPipeline
 from offbeat.split.channel import Mesh
 from offbeat.split.part import PartSpec
@@ -49,14 +50,15 @@ class SplitWorker:
         def share(process: int, mesh: Mesh) -> GroupMember:
             if process != LEADER:
                 wire.close()
-            return self.share(process, mesh)
+            return self.share(process, mesh, self.job.content.devices.of(number, process))
 
         layout = self.cut.layout
         return ReplicaGroup(layout.pp * layout.tp, share, f"offbeat {number}", threads)
 
-    def share(self, process: int, mesh: Mesh) -> GroupMember:
+    def share(self, process: int, mesh: Mesh, device: Device) -> GroupMember:
         """In each process: what it has of the replica."""
-        share = self._share(process, mesh)
+        device.enter()
+        share = self._share(replace(self.spec(process, mesh), device=device))
         mesh.subscribe(self.wait_notes.writer(process, lambda: share.steps))
         return share
 
@@ -64,12 +66,12 @@ class SplitWorker:
         content = self.job.content
         return PartSpec(self.cut, process, mesh, content.reader, content.loss, self.least)
 
-    def _share(self, process: int, mesh: Mesh) -> GroupMember:
-        job, spec, cut = self.job, self.spec(process, mesh), self.cut
-        tables = cut.tables_of(cut.stages_of(process))
+    def _share(self, spec: PartSpec) -> GroupMember:
+        job, cut, mesh = self.job, self.cut, spec.mesh
+        tables = cut.tables_of(cut.stages_of(spec.process))
         own_memory = MemberMemory(self.slot, tables)
         if cut.shards is not None:
-            peers = ProcessTensorGroup(mesh, cut.peers_of(process))
+            peers = ProcessTensorGroup(mesh, cut.peers_of(spec.process))
             spec = replace(spec, peers=peers)
             own_memory = ShardMemberMemory(self.slot, tables, cut.shards, peers.me)
         own = job.discipline.send.centre  # its parameters are not what it pulls

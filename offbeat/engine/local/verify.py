@@ -52,12 +52,12 @@ def verify(job: Job, threads: int = 1) -> list[StepDifference]:
     """
     assert job.content.cut is not None
     lease = Lease(0, 0, min(job.batch_size, job.samples))
-    with same_chance(job.content.model):
-        wanted = _alone(job.content, lease)
     cut = job.content.cut
     if cut.layout.precision == "fp16":  # a scale that no gradient overflows is not known yet
         cut = replace(cut, layout=replace(cut.layout, precision="float32"))
-    found = _split(job, cut, lease, threads)
+    found = _split(job, cut, lease, threads)  # before this process makes a backward pass itself
+    with same_chance(job.content.model):
+        wanted = _alone(job.content, lease)
     told = [_difference(name, wanted[name], found[name], cut) for name in wanted]
     wrong = [one for one in told if one.wrong]
     if wrong:
@@ -72,11 +72,13 @@ def verify(job: Job, threads: int = 1) -> list[StepDifference]:
 
 def _alone(numbers: Training, lease: Lease) -> dict[str, Tensor]:
     """The gradients that one process finds; nothing where it finds none."""
-    model = copy.deepcopy(numbers.model).eval()
+    model, device = copy.deepcopy(numbers.model).eval(), numbers.devices.of(0)
+    device.move(model)
     numbers.reader.reseed(lease)
-    cost(model, numbers.reader.read(lease), numbers.loss).backward()  # type: ignore[no-untyped-call]
+    batch = device.batch(numbers.reader.read(lease))
+    cost(model, batch, numbers.loss).backward()  # type: ignore[no-untyped-call]
     return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad
+        name: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad.cpu()
         for name, p in model.named_parameters()
         if p.requires_grad
     }

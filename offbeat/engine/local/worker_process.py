@@ -9,6 +9,7 @@ from offbeat.config.units import AS_FAST_AS_CAN_BE, LeastTime
 from offbeat.data.prefetch import Prefetcher
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.local.pipeline_group import PipelineLoop
+from offbeat.model.device import CPU, Device
 from offbeat.protocol.cycle import Cycle
 from offbeat.store.slot import Slot
 from offbeat.transport.link import GivenUp, RunOver
@@ -28,6 +29,7 @@ class WorkerSettings:
     least: LeastTime = AS_FAST_AS_CAN_BE
     overlap: bool = False
     meets: bool = False  # whether workers add up among themselves
+    device: Device = CPU  # where it computes
 
     @property
     def centre(self) -> bool:
@@ -53,7 +55,10 @@ class WorkerProcess:
         # Where workers meet, others read what lies in the slot: it must be a version.
         mine = None if settings.centre or settings.meets else slot.incoming[0]
         found = slot.statistics.views  # the server leaves the mean there when this worker joins
-        self.place = WorkerMemory(mine, slot.outgoing or None, reader, alone=True, buffers=found)
+        self.place = WorkerMemory(
+            mine, slot.outgoing or None, reader, alone=True, buffers=found, device=settings.device
+        )
+        settings.device.enter()
         self.depth = len(slot.outgoing)
         self.loop: Loop | None = None
 

@@ -108,10 +108,10 @@ class ScriptThread:
         return self.lease
 
     def batch(self, lease: Lease) -> Any:
-        assert self.reader is not None
         assert self.config is not None
+        assert isinstance(self.worker, NumberWorker)
         reseed(self.config.seed, lease)
-        return self.reader.read(lease)
+        return self.worker.sender.replica.read(lease)
 
     def done(self, lease: Lease, step: ScriptStep, last: bool) -> Lease | None:
         self.made, self.stopping = step, last
@@ -130,6 +130,11 @@ class ScriptThread:
 
     def left(self, error: BaseException | None) -> None:
         return
+
+    @property
+    def device(self) -> torch.device:
+        assert isinstance(self.worker, NumberWorker)
+        return self.worker.sender.replica.device.place
 
     @property
     def stages(self) -> Stages:

@@ -132,7 +132,8 @@ class ScriptThreads:
         self.first = None if number == 0 else self.first
         assert player.config is not None
         self._compare(number, player.config)
-        place = WorkerMemory(reader=player.reader, model=player.config.model)
+        device = job.content.devices.single
+        place = WorkerMemory(reader=player.reader, model=player.config.model, device=device)
         made = script_worker(job, store, number, incarnation, place)
 
         def compute(lease: Lease) -> ScriptStep:
@@ -235,7 +236,7 @@ def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     named = ("discipline", "seed", "codec", "pull_codec", "nonfinite", "shares")
     asked = {key: getattr(told, key) for key in (*named, *("hash_every", "shards", "policies"))}
     asked["layout"] = told.layout
-    asked |= {"out": None, "resume": False}
+    asked |= {"out": None, "resume": False, "device": None}
     with ScriptThreads(script, Cluster.equal(told.workers), asked) as stage:
         torch.set_num_threads(told.threads)  # as many as each worker had
         config, job = stage.open()

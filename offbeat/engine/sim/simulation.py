@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ from offbeat.engine.sim.cluster import Cluster
 from offbeat.engine.sim.compute_times import ComputeTimes
 from offbeat.errors import RunError
 from offbeat.log.records import Part
-from offbeat.protocol.cycle import Action, Cycle
+from offbeat.protocol.cycle import COMPUTE, LEASE, PULL, PUSH, Cycle
 from offbeat.protocol.messages import (
     Accepted,
     AskLeases,
@@ -32,7 +33,7 @@ from offbeat.protocol.messages import (
 from offbeat.protocol.server import ServerProtocol, ServerSettings
 from offbeat.store.board import Row
 from offbeat.store.store import Store
-from offbeat.worker.contribution import Contribution, Snapshot
+from offbeat.worker.contribution import Snapshot
 from offbeat.worker.worker import LeftLoop, Timing, Unfinished, Worker
 
 ASK = AskLeases()
@@ -60,7 +61,7 @@ class EventKind(StrEnum):
 # A pause holds up what the worker itself does; what the store does goes on.
 _OWN = (EventKind.BEGIN, EventKind.COMPUTED, EventKind.ARRIVED)
 # These belong to one incarnation and are void once it is gone.
-_BOUND = (*_OWN, EventKind.SERVED)
+_BOUND = frozenset((*_OWN, EventKind.SERVED))
 
 
 class SimEvent(NamedTuple):
@@ -72,6 +73,10 @@ class SimEvent(NamedTuple):
     worker: int
     token: int  # an event whose token is no longer its worker's is void
     extra: float = 0.0
+
+
+_COMPUTED = EventKind.COMPUTED  # an attribute of an Enum costs more than planning the event
+_event = partial(tuple.__new__, SimEvent)  # of a whole tuple, in two thirds of the time
 
 
 class SimWorker(msgspec.Struct):
@@ -162,10 +167,11 @@ class Simulation:
                 "have failed for good; give failures a returns_after, or add workers"
             )
         event = heapq.heappop(self.heap)
-        if event.kind in _BOUND and event.token != self.agents[event.worker].token:
+        time, _, kind, worker, token, _ = event
+        if kind in _BOUND and token != self.agents[worker].token:
             return True
-        self.now = event.time
-        self._handlers[event.kind](event)
+        self.now = time
+        self._handlers[kind](event)
         self._deliver()
         return True
 
@@ -185,19 +191,16 @@ class Simulation:
         """Something the worker does itself: a pause delays it."""
         agent = self.agents[worker]
         start = agent.silent_until if agent.silent_until > self.now else self.now
-        event = SimEvent(start + seconds, self.planned, kind, worker, agent.token)
-        heapq.heappush(self.heap, event)
+        event = (start + seconds, self.planned, kind, worker, agent.token, 0.0)
+        heapq.heappush(self.heap, _event(event))
         self.planned += 1
 
     # ------------------------------------------------------------ the path of a gradient
+    # What a worker says is heard at once: the time it takes has passed by then.
 
     def _join(self, number: int) -> None:
         self.server.connect(number, self.now)
-        self._say(number, Join())
-
-    def _say(self, number: int, message: Message, contribution: Contribution | None = None) -> None:
-        """What a worker says is heard at once: the time it takes has passed by then."""
-        self.server.receive(number, message, contribution, self.now)
+        self.server.receive(number, Join(), None, self.now)
 
     def _welcomed(self, number: int, message: Welcome, snapshot: None) -> None:
         agent = self.agents[number]
@@ -206,7 +209,7 @@ class Simulation:
         agent.token += 1
         agent.sequence, agent.alive = 0, True
         agent.silent_until = self.now  # a pause ends with the process that was paused
-        self.workers[number] = self.job.make_worker(self.store, number, message.incarnation)
+        self.workers[number] = self.job.make_worker_here(self.store, number, message.incarnation)
         self._advance(number)
 
     def _advance(self, number: int) -> None:
@@ -214,21 +217,21 @@ class Simulation:
         agent, worker = self.agents[number], self.workers[number]
         cycle = agent.cycle
         while True:
-            if cycle.action is Action.COMPUTE:
+            if cycle.action is COMPUTE:
                 _, start, stop = worker.todo[-1]
                 share = (stop - start) / self.job.batch_size
                 seconds = self.overheads[number] + self.paces[number][agent.step] * share
                 agent.step += 1
                 agent.timing.compute += seconds
-                self._plan_own(EventKind.COMPUTED, number, seconds)
+                self._plan_own(_COMPUTED, number, seconds)
                 return
-            if cycle.action is Action.PUSH:
+            if cycle.action is PUSH:
                 self._push(number)
                 return
-            if cycle.action is Action.LEASE:
+            if cycle.action is LEASE:
                 if not self._lease(number):
                     return
-            elif cycle.action is Action.PULL:
+            elif cycle.action is PULL:
                 self._pull(number)
                 return
             else:
@@ -252,16 +255,18 @@ class Simulation:
         lost = agent.silent_until and self.store.lost(number)
         computed = [] if lost else self._caught_up(number)
         if computed is not None:
-            self._say(number, Pull(computed, not agent.cycle.centre))
+            pull = Pull(computed, not agent.cycle.centre)
+            self.server.receive(number, pull, None, self.now)
 
     def _rest(self, number: int) -> None:
         agent = self.agents[number]
         timing, agent.timing = agent.timing, Timing()
-        self._say(number, Rest(timing.wait, timing.communication))
+        rest = Rest(timing.wait, timing.communication)
+        self.server.receive(number, rest, None, self.now)
 
     def _lease(self, number: int) -> bool:
         """Ask for samples; False if this worker has been given up, and is told to join again."""
-        self._say(number, ASK)
+        self.server.receive(number, ASK, None, self.now)
         answer = self.server.outgoing[-1][1]
         if not isinstance(answer, Leased):
             return False
@@ -277,16 +282,17 @@ class Simulation:
     def _went(self, number: int, go: Go, snapshot: Snapshot) -> None:
         """The worker goes on: it takes this version and its next samples with it."""
         agent, worker = self.agents[number], self.workers[number]
+        cycle = agent.cycle
         agent.timing.wait += go.waited
         worker.accept(snapshot)
-        agent.cycle.pulled(go.steps)
-        if agent.cycle.action is Action.LEASE:
-            if agent.cycle.centre:  # it pulls before it exchanges, and gets samples afterwards
+        cycle.pulled(go.steps)
+        if cycle.action is LEASE:
+            if cycle.centre:  # it pulls before it exchanges, and gets samples afterwards
                 self._lease(number)
             else:
                 for lease in go.leases:
                     worker.take(lease)
-                agent.cycle.leased(bool(go.leases))
+                cycle.leased(bool(go.leases))
         self._bring(number, snapshot)
 
     def _bring(self, number: int, snapshot: Snapshot) -> None:
@@ -318,16 +324,15 @@ class Simulation:
         if agent.silent_until and self.store.lost(number):
             # A contribution of the dead is refused unread, so there is no need to compute it.
             unread = Part(number, worker.incarnation, agent.sequence, worker.base, [], 0)
-            self._say(number, Push(unread, pull=True))
+            self.server.receive(number, Push(unread, pull=True), None, self.now)
             return
         if self._caught_up(number) is None:
             return
         contribution = worker.contribution(agent.sequence, agent.timing, self.job.seed)
         agent.sequence += 1
         agent.timing = Timing()
-        pulls = agent.cycle.pull_follows
-        agent.cycle.pushed()
-        self._say(number, Push(contribution.part, pulls), contribution)
+        push = Push(contribution.part, agent.cycle.pushed())
+        self.server.receive(number, push, contribution, self.now)
 
     def _caught_up(self, number: int) -> list[Lease] | None:
         """What a worker has computed by now; None if its script has left or ended its loop."""
@@ -343,7 +348,7 @@ class Simulation:
         agent = self.agents[number]
         agent.alive, agent.silent_until = False, self.now
         agent.token += 1
-        self._say(number, Leave())
+        self.server.receive(number, Leave(), None, self.now)
         self.server.disconnect(number)
 
     # ------------------------------------------------------------ faults

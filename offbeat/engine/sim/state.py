@@ -54,7 +54,7 @@ def restore(sim: Simulation, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     store.parameters.pulls.load(under("pulled/", tensors), store.parameters.flats)
     sim.load_meta(meta["sim"])
     for number, saved in meta["sim"]["workers"].items():
-        worker = sim.job.make_worker(store, int(number), saved["incarnation"])
+        worker = sim.job.make_worker_here(store, int(number), saved["incarnation"])
         worker.load(under(f"worker/{number}/", tensors), saved)
         sim.workers[int(number)] = worker
     sim.catch_up_waiting()
@@ -113,8 +113,9 @@ def simulate(
             with run.kept.restoring():
                 restore(sim, *run.kept.saved)
                 session.restore(run.kept.saved[1])
-        drive(sim, session, ended)
-        after(sim)
+        with run.job.content.devices.single.entered():
+            drive(sim, session, ended)
+            after(sim)
         session.last_test(sim.now)
         held = max((worker.nbytes for worker in sim.workers.values()), default=0)
         return run.finish(store, "sim", held)

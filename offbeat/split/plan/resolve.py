@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.split import tensor_shards as shards
 from offbeat.split.layout import Layout, as_layout
+from offbeat.split.plan.costs import Profile
 from offbeat.split.plan.cut import Cut
 from offbeat.split.plan.explain import check, explain
 from offbeat.split.plan.partition import evenly
@@ -19,6 +21,7 @@ from offbeat.split.plan.predict import at_names
 from offbeat.split.stages import check_same
 from offbeat.split.tree import batch_size, head, mapped
 
+Apart = Callable[[Callable[[], Profile], type[Profile]], Profile]
 PROBE = 16  # rows and columns of a tensor that an optimiser is tried on
 
 
@@ -34,6 +37,7 @@ class RunAround:
     clips_norm: bool = False
     skips: bool = False  # whether contributions that are not finite are left out
     optimizer: Any = None
+    apart: Apart | None = None  # what measures where that leaves nothing behind
 
     @property
     def discipline(self) -> Discipline:
@@ -67,7 +71,9 @@ def resolve(
     if layout.split == "count":
         starts = evenly([1.0] * len(blocks), layout.stages)
     elif isinstance(layout.split, str):
-        told = explain(layout, model, inputs, optimizer=around.optimizer)
+        measured = partial(_measured, layout, model, inputs)
+        known = inputs if around.apart is None else around.apart(measured, Profile)
+        told = explain(layout, model, known, optimizer=around.optimizer)
         predicted = (told.seconds, told.idle_share)
         starts = at_names(replace(layout, split=told.split), blocks)
     else:
@@ -75,6 +81,10 @@ def resolve(
     cut = replace(Cut.of(layout, model, blocks, starts), predicted=predicted, shards=shared)
     _check_cut(cut, around, model)
     return cut
+
+
+def _measured(layout: Layout, model: nn.Module, inputs: Any) -> Profile:
+    return explain(layout, model, inputs).profile
 
 
 def _whole(inputs: Any, count: int) -> Any:

@@ -56,6 +56,7 @@ def test_faults_are_put_in_order():
         (lambda: Machine("20ms"), ("must be a distribution, got '20ms'", "Constant(0.02)")),
         (lambda: Machine(Constant(1.0), bandwidth=0.0), ("bandwidth must be above zero",)),
         (lambda: Machine(Constant(1.0), latency=-1.0), ("latency", "zero or more")),
+        (lambda: Machine(Constant(1.0), overhead=-1.0), ("overhead", "zero or more")),
         (lambda: Machine(Constant(1.0), joins_at=math.nan), ("joins", "finite")),
         (
             lambda: Machine(Constant(1.0), pauses=(Pause(1.0, 2.0), Pause(2.0, 1.0))),
@@ -135,6 +136,7 @@ count = 2
 
 [[worker]]
 compute = "trace:times.txt"
+overhead = "3ms"
 bandwidth = "100MB/s"
 latency = "500us"
 joins_at = 3
@@ -156,6 +158,7 @@ def test_from_toml(tmp_path):
         pauses=(Pause(10.0, 1.0),),
         failures=(Failure(20.0, 60.0), Failure(100.0)),
         joins_at=3.0,
+        overhead=0.003,
     )
     expected = Cluster((usual, usual, late), apply=0.001, patience=2.5)
     assert Cluster.from_toml(folder / "cluster.toml") == expected
@@ -208,6 +211,7 @@ def machines(draw):
         tuple(Pause(joins_at + 3 * i, lasting) for i in range(draw(st.integers(0, 2)))),
         (Failure(joins_at, lasting), Failure(joins_at + 2)) if later else (),
         joins_at,
+        overhead=draw(TIMES),
     )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
-from offbeat.engine.sim.compute_times import Exponential, Normal
+from offbeat.engine.sim.compute_times import Constant, Exponential, Normal
 from offbeat.errors import ConfigError
 
 CLUSTER = ob.Cluster(
@@ -49,6 +49,32 @@ def test_an_estimate_is_the_run_without_the_numbers(discipline: str) -> None:
     ):  # fmt: skip
         assert getattr(guess, field) == getattr(run, field), field
     assert guess.engine == "cost only"
+    assert guess.lost > 0
+
+
+def test_a_step_takes_its_overhead_and_a_share_of_the_time_of_a_batch() -> None:
+    machine = ob.Machine(Constant(0.02), overhead=0.001)
+    half_as_fast = ob.Machine(Constant(0.04), overhead=0.003)
+    cluster = ob.Cluster((machine, half_as_fast))
+    equal = ob.estimate(cluster, "bsp", steps=2)
+    assert [w.compute for w in equal.per_worker] == pytest.approx([0.042, 0.086])
+    given = ob.estimate(cluster, "bsp", steps=2, shares=[3, 1])
+    assert [w.compute for w in given.per_worker] == pytest.approx([0.062, 0.046])
+
+
+@pytest.mark.parametrize("shares", ["speed", [4, 1, 1, 2]])
+def test_an_estimate_has_the_shares_of_the_run(shares: str | list[int]) -> None:
+    samples = len(CLUSTER) * STEPS * 8
+    data = TensorDataset(torch.randn(samples, 3), torch.arange(samples) % 2)
+    run = ob.train(
+        nn.Linear(3, 2), data, F.cross_entropy, discipline="bsp", cluster=CLUSTER, shares=shares,
+        batch_size=8, optimizer=partial(torch.optim.SGD, lr=0.01),
+    ).summary()  # fmt: skip
+    guess = ob.estimate(
+        CLUSTER, "bsp", steps=STEPS, batch_size=8, model_bytes=MODEL_BYTES, shares=shares
+    )
+    assert guess.per_worker == run.per_worker
+    assert guess.shares == run.shares
     assert guess.lost > 0
 
 

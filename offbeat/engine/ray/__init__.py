@@ -1,0 +1,1 @@
+"""Workers that Ray places, starts and watches; what they compute travels over offbeat's links."""

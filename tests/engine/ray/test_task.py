@@ -1,0 +1,32 @@
+"""What travels: all that a worker's job is made of, and nothing that is the launcher's own."""
+
+from dataclasses import fields
+
+from offbeat.config.run_config import RunConfig
+from offbeat.config.setup import make_job
+from offbeat.engine.ray.actor import job_of
+from offbeat.engine.ray.task import SENT, Task
+from tests.contract.common import SGD, asked, problem
+
+# Of the launcher alone: where, what is kept, who sees it; and what does not go over a network.
+KEPT = {
+    *("test", "metric", "layout", "engine", "verify", "token", "out", "resume", "start"),
+    *("checkpoint_every", "evaluate_every", "listeners", "watch", "origin"),
+}
+
+
+def test_every_option_is_sent_or_kept() -> None:
+    assert {*SENT} | KEPT == {option.name for option in fields(RunConfig)}
+    assert not {*SENT} & KEPT
+
+
+def test_the_job_there_is_the_one_here() -> None:
+    what = problem()
+    config = asked(*what, "bsp", SGD, 2, 4, 1, seed=5, drop_last=True)
+    mine = make_job(config)
+    for read in (None, lambda: what.data):
+        task = Task.of(config, read)
+        assert ("data" in task.given) == (read is None)
+        theirs = job_of(task, config.engine)
+        assert (theirs.discipline, theirs.seed, theirs.drop_last) == (mine.discipline, 5, True)
+        assert theirs.content.reader.dataset is what.data
