@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -134,14 +134,6 @@ class TurnFigures(msgspec.Struct):
         return visible(f"to {self.discipline} {when}, rate × {self.rate:.3g}: {self.why}")
 
 
-def turn_rows(turns: Sequence[TurnFigures]) -> list[str]:
-    """The turns of a course in words; of many the first, and the last."""
-    rows = [str(turn) for turn in turns]
-    if len(rows) > MOST_TURNS:
-        rows[MOST_TURNS - 2 : -1] = [f"{len(rows) - MOST_TURNS + 1:,} more"]
-    return rows
-
-
 class Summary(msgspec.Struct):
     """What a run came to. Two simulations with the same seed give equal summaries."""
 
@@ -174,12 +166,21 @@ class Summary(msgspec.Struct):
     layout: LayoutFigures | None = None  # None where a replica is one process
     metric: float | None = None  # of the last test, where the user gave one
     metric_name: str = ""
+    metrics: dict[str, float | None] = {}  # others of the last test
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
     turns: list[TurnFigures] = []  # of the course, in order; a discipline that holds has none
     shares: str = ""  # of a round's samples, as they were asked for; empty where they are equal
     turned_away: int = 0  # connections from others that did not belong to the run
+
+    @property
+    def turn_rows(self) -> list[str]:
+        """The turns of its course in words; of many the first, and the last."""
+        rows = [str(turn) for turn in self.turns]
+        if len(rows) > MOST_TURNS:
+            rows[MOST_TURNS - 2 : -1] = [f"{len(rows) - MOST_TURNS + 1:,} more"]
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -198,12 +199,14 @@ class Test(msgspec.Struct, frozen=True):
     loss: float | None
     accuracy: float | None
     metric: float | None = None  # the user's own
+    metrics: dict[str, float | None] = {}  # others beside it
 
     @classmethod
     def of(cls, record: Evaluated) -> "Test":
         return cls(
             *(record.time, record.version, record.samples),
             *(record.loss, record.accuracy, record.metric),
+            metrics=record.metrics,
         )
 
 
@@ -474,6 +477,7 @@ class Tally(Listener):
             parameter_hash=parameter_hash,
             metric=last.metric if last else None,
             metric_name=self.metric.name if self.metric else "",
+            metrics=dict(last.metrics) if last else {},
             left=sorted(self.left),
             ended_by=self.ended_by,
             turns=list(self.turns),

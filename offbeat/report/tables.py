@@ -25,7 +25,6 @@ from offbeat.report.summary import (
     ProcessFigures,
     Summary,
     WorkerFigures,
-    turn_rows,
 )
 from offbeat.report.words import counted, times, visible
 
@@ -137,10 +136,12 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             f"{counted(summary.samples, 'sample')} in {seconds(summary.seconds)} s",
         ),
         ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
-        *(("turn", row) for row in turn_rows(summary.turns)),
+        *(("turn", row) for row in summary.turn_rows),
     ]
     if summary.metric is not None:
         rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))
+    for name, value in summary.metrics.items():
+        rows.append((name, "no number" if value is None else f"{value:.4g} on the test set"))
     if summary.accuracy is not None:
         rows.append(("accuracy", f"{percent(summary.accuracy)} on the test set"))
     if summary.loss is not None:
@@ -300,6 +301,8 @@ def overlap_line(overlap: dict[str, float]) -> str:
     words = []
     if "input_queue" in overlap:
         words.append(f"{overlap['input_queue']:.1f} batches ready on average")
+    if "output_queue" in overlap:
+        words.append(f"{overlap['output_queue']:.1f} contributions under way")
     for name, key in (("reading", "reading_hidden"), ("exchange", "exchange_hidden")):
         if key in overlap:
             words.append(f"{share(overlap[key])} of {name} hidden")
