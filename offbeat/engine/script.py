@@ -22,7 +22,7 @@ from offbeat.config.setup import make_job
 from offbeat.data.lease import Lease
 from offbeat.data.random_state import seed_all
 from offbeat.data.reader import mix
-from offbeat.discipline.named import as_discipline
+from offbeat.discipline.course import as_course
 from offbeat.errors import ConfigError
 from offbeat.model.checks import check_copies, check_hooks
 from offbeat.split.layout import in_halves
@@ -41,7 +41,7 @@ def script_config(given: Mapping[str, Any]) -> RunConfig:
         given["layout"] = in_halves(given["layout"])
     config = configure(given)
     # A script keeps its optimiser under every discipline, also where it is not used.
-    own = as_discipline(config.discipline).brings_rule
+    own = as_course(config.discipline).first.brings_rule
     return replace(config, optimizer=None) if own else config
 
 

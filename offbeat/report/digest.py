@@ -23,6 +23,7 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.report.recount import Recount
@@ -206,9 +207,10 @@ class _Count:
                     self._applied(record.time, part.samples)
         elif isinstance(record, Dropped):
             self._check(record.part)
-            self.ledger.settle(record.part.leases, "dropped")
-        elif isinstance(record, Evaluated):
-            self._sane(record.version, record.samples)
+            if not record.redo:
+                self.ledger.settle(record.part.leases, "dropped")
+        elif isinstance(record, Evaluated | Turned):
+            self._sane(record.version, record.samples if isinstance(record, Evaluated) else 0)
         elif hasattr(record, "worker"):
             self._known(record.worker)
             if isinstance(record, Pulled):

@@ -23,13 +23,15 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.report.score import Climbs, Judged, Kind
-from offbeat.report.words import counted
+from offbeat.report.words import counted, visible
 
 STEPS = 8192  # updates at most in a history; then it is thinned, and the log still has them all
 TESTS = 4096  # tests at most in a history
+MOST_TURNS = 8  # rows of a table
 
 
 class LinkFigures(msgspec.Struct):
@@ -118,6 +120,20 @@ class LayoutFigures(msgspec.Struct):
         self.idle_share = sum(p.idle_share for p in mine) / len(mine)
 
 
+class TurnFigures(msgspec.Struct):
+    """A change of the discipline: when, to what, with which rate, and why."""
+
+    time: float
+    version: int
+    discipline: str
+    rate: float
+    why: str
+
+    def __str__(self) -> str:
+        when = f"at {self.time:.4g} s, version {self.version:,}"
+        return visible(f"to {self.discipline} {when}, rate × {self.rate:.3g}: {self.why}")
+
+
 class Summary(msgspec.Struct):
     """What a run came to. Two simulations with the same seed give equal summaries."""
 
@@ -154,8 +170,17 @@ class Summary(msgspec.Struct):
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
+    turns: list[TurnFigures] = []  # of the course, in order; a discipline that holds has none
     shares: str = ""  # of a round's samples, as they were asked for; empty where they are equal
     turned_away: int = 0  # connections from others that did not belong to the run
+
+    @property
+    def turn_rows(self) -> list[str]:
+        """The turns of its course in words; of many the first, and the last."""
+        rows = [str(turn) for turn in self.turns]
+        if len(rows) > MOST_TURNS:
+            rows[MOST_TURNS - 2 : -1] = [f"{len(rows) - MOST_TURNS + 1:,} more"]
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -320,6 +345,7 @@ class Tally(Listener):
         self.staleness: Counter[int] = Counter()
         self.updates = self.samples = self.dropped = self.refused = self.lost = self.skipped = 0
         self.left: set[int] = set()
+        self.turns: list[TurnFigures] = []
         self.ended_by: int | None = None
         self.seconds = 0.0
         self.hash = ""
@@ -362,6 +388,9 @@ class Tally(Listener):
             self.figures[record.worker].communication += record.communication
         elif isinstance(record, Refused):
             self.refused += 1
+        elif isinstance(record, Turned):
+            told = (record.time, record.version, record.discipline, record.rate, record.why)
+            self.turns.append(TurnFigures(*told))
         elif isinstance(record, Lost):
             self.lost += 1
         elif isinstance(record, Left):
@@ -454,5 +483,6 @@ class Tally(Listener):
             metrics=dict(last.metrics) if last else {},
             left=sorted(self.left),
             ended_by=self.ended_by,
+            turns=list(self.turns),
             wire_bytes=sum(w.link.sent + w.link.received for w in self.figures if w.link),
         )
