@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from offbeat.codec import Codec
 from offbeat.config.devices import expected
 from offbeat.config.keywords import check_join, check_kinds
-from offbeat.config.run_config import RunConfig
+from offbeat.config.run_config import Hosts, RunConfig
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
@@ -23,6 +23,8 @@ from offbeat.discipline.discipline import Discipline
 from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
+from offbeat.folder.checkpoint import RunFolder
+from offbeat.folder.script_state import Kept, ScriptStates, check_kept
 from offbeat.log.log import Listener
 from offbeat.log.records import Settings
 from offbeat.model.checks import Trained, check_script_loss
@@ -84,6 +86,8 @@ class Member:
         self._optimizer: ScriptOptimizer | None = None
         self._rule: dict[str, Any] = {}  # what was said of it
         self._schedulers: list[SharedScheduler] = []
+        self._kept: dict[bool, dict[str, Kept]] = {False: {}, True: {}}  # by whether it is for all
+        self._states: ScriptStates | None = None  # where that is kept, in a run with a folder
         self._seat: Participant | None = None
         self._front: ScriptModel | None = None  # of a model that is split
         self._trained: Trained | None = None
@@ -169,6 +173,31 @@ class Member:
         self._schedulers.append(SharedScheduler(scheduler, per, where))
         return self._schedulers[-1]
 
+    def state(self, *, shared: bool = False, **objects: Kept) -> None:
+        """Keep objects of the script in checkpoints, and give them back their state.
+
+        Each is a dict, or has `state_dict` and `load_state_dict`; they hold tensors, numbers, text,
+        lists and dicts. They are kept in the run's folder for each worker, or with `shared` as
+        worker 0 has them, for all. A run that is resumed, and a worker that comes back, has them as
+        they were kept last by the time that the loop begins.
+        """
+        if self._seat is not None:
+            raise ConfigError("state after batches: call run.state before run.batches")
+        for name, kept in objects.items():
+            if name in self._kept[False] or name in self._kept[True]:
+                raise ConfigError(f"run.state has {name} already: give it another name")
+            check_kept(name, kept)
+            self._kept[shared][name] = kept
+
+    def save_state(self) -> None:
+        """Keep what `run.state` was given now, and not only when checkpoints are due."""
+        if self._states is None or self._seat is None:
+            raise ConfigError(
+                "run.save_state has nothing to keep, or nowhere: call run.state(ema=ema) before "
+                "the loop, and pass out= to join"
+            )
+        self._states.save(self._seat.version)
+
     def _progress(self) -> int:
         return 0 if self._seat is None else self._seat.progress
 
@@ -190,10 +219,10 @@ class Member:
     ) -> "Batches":
         """This worker's share of all batches of all epochs; each is followed by one step.
 
-        A `DataLoader` says the rest itself; of a dataset, samples are shuffled (`shuffle`) and
-        batches have 32 (`batch_size`). A single loop over them is all epochs; `for epoch in
-        batches.epochs()` makes it one loop for each. With `drop_last` an epoch ends with its last
-        whole batch.
+        A single loop over them is all epochs; `for epoch in batches.epochs()` makes it one loop
+        for each. A `DataLoader` says the rest itself; of a dataset, samples are shuffled
+        (`shuffle`) and batches have 32 (`batch_size`). With `drop_last` an epoch ends with its
+        last whole batch.
         """
         if self._seat is not None:
             raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")
@@ -220,7 +249,16 @@ class Member:
         config = script_config(self._host.settle(said))
         self._own = config.optimizer is not None
         self._settings()
+        keeps = any(self._kept.values())
+        if keeps and isinstance(config.engine, Hosts):
+            raise ConfigError(
+                "run.state keeps objects in the run's folder, and with workers on several hosts "
+                "that is the store's: leave run.state out, and save them in the loop"
+            )
         self._seat = self._host.participant(config)
+        if keeps and config.out is not None:
+            every = config.checkpoint_every
+            self._states = ScriptStates(RunFolder(config.out), self._seat.rank, self._kept, every)
         if config.layout is not None:
             self._front = ScriptModel(self._model)
         return Batches(self, self._each(self._seat), config)
@@ -231,8 +269,10 @@ class Member:
         self._coming()
         while self._lease is not None:
             self._epoch = self._lease.epoch
-            self._holds = True
             self._follow()
+            if self._states is not None:  # here, so that all of the last batch is in it
+                self._states.save_if_due(participant.version, participant.epochs)
+            self._holds = True
             batch = participant.batch(self._lease)
             if self._front is not None:
                 self._front.begin(participant.stages, self._lease)
@@ -256,6 +296,8 @@ class Member:
         if not self._begun:
             self._begun = True
             self._lease = self._seat.next()
+            if self._states is not None:
+                self._states.restore(self._seat.version, self._seat.epochs)
         return self._lease
 
     def _follow(self) -> None:
@@ -390,6 +432,9 @@ class Member:
             self._leave()  # a loop over batches that are still held
         self._close()
         if self._seat is not None:
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            if self._states is not None and self._begun and (error is None or stopped):
+                self._states.save(self._seat.version)
             self._seat.left(error)
 
 
@@ -409,9 +454,8 @@ class Batches(Iterator[Any]):
     def __len__(self) -> int:
         """Batches of an epoch, of all workers together."""
         config = self._config
-        samples: int = len(config.data)  # type: ignore[arg-type]
         rest = 0 if config.drop_last else config.batch_size - 1
-        return (samples + rest) // config.batch_size
+        return (len(config.reader()) + rest) // config.batch_size
 
     def __next__(self) -> Any:
         return next(self._flow)

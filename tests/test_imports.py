@@ -39,6 +39,7 @@ MACHINERY = (
 ORDER = (
     *("errors", "config.text", "config.checks", "config.units", "config.limits", "config.task"),
     *("discipline", "optim", "codec", "folder", "data", "log", "folder.checkpoint"),
+    *("folder.script_state",),
     *("model", "rules", "split", "worker.contribution"),
     *("protocol", "transport.link", "worker", "store.board", "store", "transport"),
     *("report", "engine.signals", "engine.spawn", "engine.local.process"),

@@ -1,6 +1,7 @@
 """A loop in a loop: epochs around batches, with schedulers and validation in between."""
 
 import copy
+import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ from tests.contract.common import assert_same_bits, problem
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 EPOCHS = 3
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Any:
+    """Runs that a test has left open give signals back here, in the main thread."""
+    yield
+    gc.collect()
+
 
 NESTED = """
 import torch

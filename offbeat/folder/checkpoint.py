@@ -300,6 +300,30 @@ class RunFolder:
             )
         return None
 
+    def inside(self, name: str) -> "RunFolder":
+        """A folder in this one, for checkpoints of what somebody else keeps of the same run."""
+        found = RunFolder(self.path / name)
+        found._run = self.run
+        return found
+
+    def at_most(self, version: int, forget: bool) -> Checkpoint | None:
+        """The newest whole checkpoint of `version` or before; the oldest if all are later.
+
+        With `forget` later ones are removed: a run has gone back to this version.
+        """
+        names = self._names()
+        before = [name for name in names if _parsed(name)[0] <= version] or names[:1]
+        if forget:
+            for name in names:
+                if name not in before:
+                    shutil.rmtree(self.checkpoints / name, ignore_errors=True)
+        for name in reversed(before):
+            try:
+                return Checkpoint(name, *self._load(self.checkpoints / name))
+            except CheckpointError as error:
+                warnings.warn(f"{error}; went on without it", stacklevel=2)
+        return None
+
     def _load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         run, sums = self.run, None
         if run or (folder / MANIFEST).exists():

@@ -1,6 +1,7 @@
 """A script's optimiser is PyTorch's: schedulers, hooks and settings act on the rule elsewhere."""
 
 import copy
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,13 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 STEPS = 12
 Attach = Callable[[torch.optim.Optimizer], Any]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Any:
+    """Runs that a test has left open give signals back here, in the main thread."""
+    yield
+    gc.collect()
 
 
 def one_cycle(optimizer: torch.optim.Optimizer) -> Any:

@@ -1,0 +1,144 @@
+"""The same script for DistributedDataParallel: torchrun --nproc-per-node 2 ddp.py OUT."""
+
+import copy
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+EPOCHS, BATCH, PATIENCE = 6, 32, 3
+OUT = Path(sys.argv[1])
+
+
+class Digits(Dataset):
+    """8x8 digits; those to train on are shifted by a pixel now and then."""
+
+    def __init__(self, images, labels, augment):
+        self.images, self.labels, self.augment = images, labels, augment
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index]
+        if self.augment:
+            shift = torch.randint(-1, 2, (2,)).tolist()
+            image = torch.roll(image, shift, dims=(0, 1))
+        return image, self.labels[index]
+
+
+def collate(samples):
+    images, labels = zip(*samples, strict=True)
+    return (torch.stack(images)[:, None] - 4.9) / 6.0, torch.stack(labels)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        )  # fmt: skip
+        self.head = nn.Linear(16 * 4 * 4, 10)
+
+    def forward(self, x):
+        return self.head(self.features(x).flatten(1))
+
+
+class Average:
+    """An exponential moving average of a model."""
+
+    def __init__(self, model, decay=0.9):
+        self.model, self.decay = copy.deepcopy(model).eval(), decay
+
+    @torch.no_grad()
+    def update(self, model):
+        own, new = self.model.state_dict(), model.state_dict()
+        for name, value in own.items():
+            if value.is_floating_point():
+                value.lerp_(new[name], 1 - self.decay)
+
+    def state_dict(self):
+        return self.model.state_dict()
+
+    def load_state_dict(self, state):
+        self.model.load_state_dict(state)
+
+
+@torch.no_grad()
+def accuracy(model, loader):
+    training = model.training
+    model.eval()
+    right = sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
+    model.train(training)
+    return right / len(loader.dataset)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    images = torch.tensor(digits.images[order], dtype=torch.float32)
+    labels = torch.tensor(digits.target[order])
+    train, test = (
+        Digits(images[360:], labels[360:], True),
+        Digits(images[:360], labels[:360], False),
+    )
+    test_loader = DataLoader(test, 360, collate_fn=collate)
+    sampler = DistributedSampler(train, drop_last=True)
+    loader = DataLoader(train, BATCH, sampler=sampler, collate_fn=collate, drop_last=True)
+    model = Net()
+    parallel = DistributedDataParallel(model)
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    scheduler = OneCycleLR(optimizer, 1e-2, total_steps=EPOCHS * len(loader))
+    average, best = Average(model), {"accuracy": 0.0, "epoch": -1}
+    kept = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "average": average}
+    start, checkpoint = 0, OUT / "checkpoint.pt"
+    OUT.mkdir(parents=True, exist_ok=True)
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        start, best = saved["epoch"] + 1, saved["best"]
+        for name, one in kept.items():
+            one.load_state_dict(saved[name])
+    for epoch in range(start, EPOCHS):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(parallel(x), y, label_smoothing=0.1)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            average.update(model)
+        score = accuracy(average.model, test_loader)
+        if score > best["accuracy"]:
+            best.update(accuracy=score, epoch=epoch)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy {score:.4f}")
+            states = {name: one.state_dict() for name, one in kept.items()}
+            torch.save({"epoch": epoch, "best": best, **states}, checkpoint)
+        enough = torch.tensor(epoch - best["epoch"] >= PATIENCE, dtype=torch.int32)
+        dist.broadcast(enough, 0)
+        if enough:
+            break
+    if rank == 0:
+        print(f"best {best['accuracy']:.4f} in epoch {best['epoch']}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
