@@ -107,13 +107,14 @@ class Course:
 
     def for_workers(self, workers: int) -> "Course":
         """The same with every number that depends on `workers` filled in and checked."""
+        first = self.first.for_workers(workers)
         turns = [
             dataclasses.replace(
                 turn, discipline=turn.to.for_workers(workers), rate=self._rate(turn, workers)
             )
             for turn in self.turns
         ]
-        return Course(self.first.for_workers(workers), tuple(turns))
+        return Course(first, tuple(turns))
 
     def _rate(self, turn: Turn, workers: int) -> float:
         if turn.rate is not None:

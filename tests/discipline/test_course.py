@@ -75,6 +75,8 @@ def test_numbers_that_depend_on_workers_are_filled_in_and_checked() -> None:
     assert [one.send for one in filled.stages] == [ob.Elastic(4, 0.3)] * 2
     with pytest.raises(ConfigError, match="cannot gather 5 contributions from 4 workers"):
         as_course("switch:asp,soft:5,at=5%").for_workers(4)
+    with pytest.raises(ConfigError, match="backup=1 leaves nobody to gather from"):
+        as_course("switch:bsp:backup=1,asp,at=5%").for_workers(1)
 
 
 @given(st.integers(1, 400), st.integers(1, 6))
