@@ -150,11 +150,14 @@ class GossipParameters(Parameters):
         return found
 
     def meta(self) -> dict[str, Any]:
-        return super().meta() | {"own": sorted(self.own), "present": sorted(self.present)}
+        who = {"own": sorted(self.own), "present": sorted(self.present)}
+        return super().meta() | who | {"time": self.time}
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         super().load(tensors, meta)
         self.present = set(meta["present"])
+        version, epoch, progress = meta.get("time", self.time)  # older ones do not tell it
+        self.time = (version, epoch, progress)
         self.own = {}
         for worker in meta["own"]:
             mine = under(f"own/{worker}/", tensors)

@@ -18,9 +18,11 @@ from offbeat.worker.contribution import Contribution
 from tests.contract.common import MOMENTUM, asked, problem
 
 
-def made(workers: int, optimizer: Any = MOMENTUM, apart: int | None = None) -> GossipParameters:
+def made(
+    workers: int, optimizer: Any = MOMENTUM, apart: int | None = None, **options: Any
+) -> GossipParameters:
     """GossipParameters of a small model; `apart` is the seed of random values, one set for each."""
-    job = make_job(asked(*problem(), ob.Gossip(), optimizer, workers, 4, 1))
+    job = make_job(asked(*problem(), ob.Gossip(), optimizer, workers, 4, 1, **options))
     store = job.make_store(Log())
     found = store.parameters
     assert isinstance(found, GossipParameters)
@@ -154,6 +156,17 @@ def test_state_goes_through_a_checkpoint():
         for worker in range(3):
             step(both, worker, 1)
     assert other.digest() == found.digest()
+
+
+def test_who_is_new_after_a_checkpoint_has_the_rates_of_that_time():
+    schedule = ob.Schedule(partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5), "version")
+    one, other = (made(2, schedule=schedule) for _ in range(2))
+    one.advance(4, 0, 4)
+    other.load({k: t.clone() for k, t in one.state().items()}, one.meta())
+    for found in (one, other):
+        found.enter(2)
+        step(found, 2, 0)
+    assert other.digest() == one.digest()
 
 
 def test_two_that_differ_in_one_replica_differ_in_their_hash():
