@@ -17,6 +17,7 @@ from torch import nn
 
 import offbeat as ob
 from offbeat.config.setup import make_job
+from offbeat.engine.sim.compute_times import Constant
 from offbeat.log.log import Log
 from offbeat.log.records import Updated
 from tests.contract.common import (
@@ -113,6 +114,18 @@ def test_stopped_anywhere_and_resumed(engine, name, cluster, seed, codec, every,
         found = ob.replay(folder / "stopped", *what)
         assert found.identical
         assert found.compared == whole.summary().updates
+
+
+def test_patience_goes_on_as_it_was(sim_only, tmp_path):
+    """A contribution that was under way is a sign of life of a worker that stands still."""
+    still = ob.Machine(Constant(0.02), pauses=(ob.Pause(0.025, 0.15),))
+    cluster = ob.Cluster((ob.Machine(Constant(0.01)), still), apply=0.01, patience=0.1)
+    what, options = problem(samples=60), {"cluster": cluster, "checkpoint_every": 1}
+    whole = run(sim_only, what, "asp", out=tmp_path / "whole", **options)
+    log = (whole.folder / "log.jsonl").read_bytes()
+    assert b'"lost"' not in log
+    _stop_and_resume(sim_only, [14], tmp_path / "again", what, "asp", **options)
+    assert (tmp_path / "again" / "log.jsonl").read_bytes() == log
 
 
 def test_averaged_buffers_do_not_depend_on_the_order_in_which_they_were_restored():

@@ -426,6 +426,7 @@ class Simulation:
             "workers": {number: worker.meta() for number, worker in self.workers.items()},
             "held_since": {str(k): v for k, v in self.server.held_since.items()},
             "computed": {str(k): v for k, v in self.server.computed.items()},
+            "deadline": {str(k): v for k, v in self.server.deadline.items()},
         }
 
     def load_meta(self, meta: dict[str, Any]) -> None:
@@ -439,11 +440,10 @@ class Simulation:
         """What the server knows beside the store; older checkpoints tell it in other places."""
         server = self.server
         server.connected = {n for n, agent in enumerate(self.agents) if agent.alive}
-        server.deadline = {
-            event.worker: event.time
-            for event in self.heap
-            if event.kind is EventKind.GIVE_UP and event.token == self.agents[event.worker].token
-        }
+        if "deadline" in meta:
+            server.deadline = {int(k): v for k, v in meta["deadline"].items()}
+        else:
+            server.deadline = {e.worker: e.time for e in self.heap if self._ends(e, e.worker)}
         if "held_since" in meta:
             server.held_since = {int(k): v for k, v in meta["held_since"].items()}
             computed = meta["computed"].items()
