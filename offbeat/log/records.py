@@ -62,6 +62,7 @@ class Part(msgspec.Struct, omit_defaults=True, gc=False):
     skipped: bool = False
     partner: int | None = None  # whom it took the mean with before its step, where pairs meet
     settings: Settings | None = None  # None where they are those of the beginning
+    each: list[Settings | None] | None = None  # those of each step, where they are not all these
 
 
 class Admitted(Record, tag="push"):

@@ -149,6 +149,7 @@ class NumberWorker(Worker):
         self.sender, self.buffers = sender, buffers
         self.losses: list[float | None] = []  # None where nobody said
         self.settings: Settings | None = None  # of a script, at its last step
+        self.each: list[Settings | None] = []  # and at each since the last push
         self.skip_nonfinite = skip_nonfinite
         self.good = sender.replica.buffers() if skip_nonfinite else {}  # before anything went wrong
 
@@ -162,6 +163,7 @@ class NumberWorker(Worker):
         """A step of which the user's own code has computed the gradient."""
         self.sender.replica.reclaim()
         self.settings = step.settings
+        self.each.append(step.settings)
         self.sender.set(step.settings)
         self.sender.finish()
         self.done.append(lease)
@@ -180,6 +182,7 @@ class NumberWorker(Worker):
         packed = self.sender.pack(payload, (seed, 3, self.number, self.incarnation, sequence))
         leases, losses = self.done, self.losses
         self.done, self.losses = [], []
+        each, self.each = self.each, []
         samples, told, total = 0, 0, 0.0
         for (_, start, stop), loss in zip(leases, losses, strict=True):
             samples += stop - start
@@ -194,6 +197,7 @@ class NumberWorker(Worker):
             self.number, self.incarnation, sequence, self.based_on, leases, samples,
             compute=timing.compute, wait=timing.wait, communication=timing.communication,
             loss=mean if numeric else None, settings=self.settings,
+            each=each if any(one != self.settings for one in each) else None,
         )  # fmt: skip
         self._judge(part, numeric and self.sender.finite())
         sent = Contribution(part, payload or None, packed, self.sender.absent, statistics, updater)
@@ -234,8 +238,8 @@ class NumberWorker(Worker):
         return {name: tensor.cpu() for name, tensor in found.items()}
 
     def meta(self) -> dict[str, Any]:
-        own = {"losses": self.losses, "settings": self.settings, "sender": self.sender.meta()}
-        return super().meta() | own
+        own = {"losses": self.losses, "sender": self.sender.meta()}
+        return super().meta() | own | {"settings": self.settings, "each": self.each}
 
     def load(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         super().load(tensors, meta)
@@ -243,6 +247,7 @@ class NumberWorker(Worker):
         self.sender.load_meta(meta["sender"])
         self.sender.load_state(under("sender/", tensors))
         self.losses, self.settings = list(meta["losses"]), meta.get("settings")
+        self.each = list(meta.get("each", []))
         self.good = {name: tensor.clone() for name, tensor in under("good/", tensors).items()}
 
     @property

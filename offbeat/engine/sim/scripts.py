@@ -1,12 +1,14 @@
 """A script under virtual time: a thread for each worker, of which exactly one runs at a time."""
 
 import sys
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
+import msgspec
 import torch
 
 from offbeat.config.describe import describe_job, first_difference, settings_of, sketch
@@ -26,20 +28,24 @@ from offbeat.engine.sim.state import simulate
 from offbeat.errors import ConfigError
 from offbeat.folder.checkpoint import RunFolder
 from offbeat.log.log import Listener
-from offbeat.log.records import Ended
+from offbeat.log.records import Dropped, Ended, Settings, Updated
 from offbeat.replay import Replay, follow
 from offbeat.store.store import Store
 from offbeat.worker.worker import LeftLoop, NumberWorker, ScriptStep, Unfinished
+
+# The steps of an incarnation in their order, with the settings that the script had at each.
+Steps = deque[tuple[Lease, Settings | None]]
 
 
 class ScriptWorker(NumberWorker):
     """A worker of which a script computes the gradients, one lease at a turn."""
 
-    def __init__(self, made: NumberWorker, compute: Callable[[Lease], ScriptStep]):
+    def __init__(self, made: NumberWorker, compute: Callable[[Lease], ScriptStep], told: Steps):
+        """`told` is what a log says of its steps, if one is followed."""
         super().__init__(
             made.number, made.incarnation, made.sender, made.buffers, made.skip_nonfinite
         )
-        self.compute = compute
+        self.compute, self.told = compute, told
         self.restored = False
 
     def catch_up(self) -> list[Lease]:
@@ -50,7 +56,10 @@ class ScriptWorker(NumberWorker):
                 for parameter in self.sender.replica.parameters.values():
                     parameter.grad = None
                 self.restored = False
-            self.finish(self.todo[0], self.compute(self.todo[0]))
+            step = self.compute(self.todo[0])
+            if self.told and self.told[0][0] == self.todo[0]:
+                step = msgspec.structs.replace(step, settings=self.told.popleft()[1])
+            self.finish(self.todo[0], step)
             computed.append(self.todo.pop(0))
         return computed
 
@@ -65,8 +74,15 @@ class ScriptWorker(NumberWorker):
 class ScriptThreads:
     """The threads of one run; whoever is on it has the random numbers and `__main__`."""
 
-    def __init__(self, script: Script, cluster: Cluster, asked: Mapping[str, Any]):
-        self.script, self.cluster, self.asked = script, cluster, asked
+    def __init__(
+        self,
+        script: Script,
+        cluster: Cluster,
+        asked: Mapping[str, Any],
+        told: Mapping[tuple[int, int], Steps] = MappingProxyType({}),
+    ):
+        """`told` has the steps of each incarnation of a worker, where a log is followed."""
+        self.script, self.cluster, self.asked, self.told = script, cluster, asked, told
         self.players: dict[int, ScriptThread] = {}
         self.on: ScriptThread | None = None  # who ran last
         self.first: ScriptThread | None = None
@@ -152,7 +168,8 @@ class ScriptThreads:
                 raise Unfinished(f"worker {number} ended the run at version {player.version}")
             return player.made
 
-        player.worker = worker = ScriptWorker(made, compute)
+        told = self.told.get((number, incarnation), deque())
+        player.worker = worker = ScriptWorker(made, compute, told)
         return worker
 
     def _compare(self, number: int, config: RunConfig) -> None:
@@ -230,6 +247,25 @@ def simulate_script(
         return simulate(run, lambda: stage.ended, after)
 
 
+def steps_in(folder: RunFolder) -> dict[tuple[int, int], Steps]:
+    """The steps of each incarnation of each worker that were contributed.
+
+    A script's rates may depend on what it has counted. One that was given up and joins again goes
+    on counting, steps that were lost among them, so the log is asked and not the script.
+    """
+    found: defaultdict[tuple[int, int], dict[int, Steps]] = defaultdict(dict)
+    for record in folder.records():
+        parts = record.parts if isinstance(record, Updated) else []
+        for part in [record.part] if isinstance(record, Dropped) else parts:
+            each = part.each or [part.settings] * len(part.leases)
+            steps = deque(zip(part.leases, each, strict=False))
+            found[part.worker, part.incarnation][part.sequence] = steps
+    return {
+        who: deque(step for number in sorted(sent) for step in sent[number])
+        for who, sent in found.items()
+    }
+
+
 def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     """Run the log of a script's run again, with the script computing what the log says."""
     told = settings_of(folder)
@@ -237,7 +273,7 @@ def replay_script(script: Script, folder: RunFolder, every: int = 1) -> Replay:
     asked = {key: getattr(told, key) for key in (*named, *("hash_every", "shards", "policies"))}
     asked["layout"] = told.layout
     asked |= {"out": None, "resume": False, "device": None}
-    with ScriptThreads(script, Cluster.equal(told.workers), asked) as stage:
+    with ScriptThreads(script, Cluster.equal(told.workers), asked, steps_in(folder)) as stage:
         torch.set_num_threads(told.threads)  # as many as each worker had
         config, job = stage.open()
         job = replace(job, numerics=told.numerics)

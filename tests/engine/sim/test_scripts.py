@@ -136,6 +136,24 @@ def test_same_seed_same_log_and_replay(tmp_path: Path, cluster: ob.Cluster) -> N
     assert (tmp_path / "other" / "log.jsonl").read_bytes() != logs[0]
 
 
+@pytest.mark.parametrize("name", ["local:2", "easgd:3", "fedbuff:2", "soft:2"])
+def test_a_replay_has_the_settings_that_the_script_had(tmp_path: Path, name: str) -> None:
+    """Whatever it made them of: one that is given up and joins again goes on counting."""
+    count = tmp_path / "count"
+    count.write_text("")
+    rate = """
+        with open(COUNT, "a") as file:
+            optimizer.param_groups[0]["lr"] = 0.05 * 0.97 ** file.tell()
+            file.write("!")"""
+    what = script(tmp_path, in_loop=rate.replace("COUNT", repr(str(count))).strip())
+    simulate(what, name, TROUBLE, out=tmp_path / "run")
+    records = list(read(tmp_path / "run" / "log.jsonl"))
+    parts = [part for r in records if isinstance(r, Updated) for part in r.parts]
+    assert all(part.each is None for part in parts if len(part.leases) == 1)
+    assert all(len(part.each or []) == len(part.leases) for part in parts if part.leases[1:])
+    assert replay_script(what, RunFolder(tmp_path / "run")).identical
+
+
 def test_a_replay_notices_another_script(tmp_path: Path) -> None:
     simulate(script(tmp_path), out=tmp_path / "run")
     other = script(tmp_path, in_loop="model[0].weight.grad.mul_(1.5)")
