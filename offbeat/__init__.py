@@ -13,7 +13,7 @@ The packages in the order in which a gradient meets them:
 - `store`, `rules`, `optim`: admit, gather, weigh, apply
 - `log`, `folder`: the ordered record of a run, and where it is kept
 - `engine`: what runs workers and store: simulated, or on this machine
-- `train`, `join`, `replay`: the front doors, for functions, scripts and logs
+- `train`, `join`, `loop`, `replay`: the front doors, for functions, scripts and logs
 - `report`, `compare`, `watch`, `track`: what a run cost, beside others, and while it goes
 - `cli`: the command line
 - `recipes`, `studies`: complete tasks to train, and published findings tried on them
@@ -23,6 +23,7 @@ The packages in the order in which a gradient meets them:
 from offbeat import codec, optim, track
 from offbeat.config.task import Metric, Task
 from offbeat.data.shares import EqualShares, GivenShares, SpeedShares
+from offbeat.discipline.course import Switch, Turn, parse
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import (
     ASP,
@@ -39,8 +40,9 @@ from offbeat.discipline.named import (
     Gossip,
     Hogwild,
     LocalSGD,
+    Rennala,
+    Ringmaster,
     SoftSync,
-    parse,
 )
 from offbeat.discipline.parts import (
     Accumulated,
@@ -68,6 +70,7 @@ from offbeat.engine.sim.hosts import Host, Network, Region, Share, StoreLink
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, ReplayMismatch, RunError
 from offbeat.join import Member, join
 from offbeat.log.log import Listener
+from offbeat.loop import EarlyStopping
 from offbeat.model.objective import BatchLoss
 from offbeat.model.table import ByCount, BySize, ByWeight
 from offbeat.replay import Replay, replay
@@ -111,6 +114,7 @@ __all__ = [
     "DiLoCo",
     "Discipline",
     "Downpour",
+    "EarlyStopping",
     "Elastic",
     "EqualShares",
     "Failure",
@@ -139,8 +143,10 @@ __all__ = [
     "Pause",
     "Polynomial",
     "Region",
+    "Rennala",
     "Replay",
     "ReplayMismatch",
+    "Ringmaster",
     "Rule",
     "Run",
     "RunError",
@@ -150,7 +156,9 @@ __all__ = [
     "SpeedShares",
     "StoreLink",
     "Summary",
+    "Switch",
     "Task",
+    "Turn",
     "Yours",
     "codec",
     "estimate",

@@ -1,7 +1,7 @@
 """The front door for scripts: `with ob.join() as run`, and the loop is the user's own."""
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader, Dataset
 from offbeat.codec import Codec
 from offbeat.config.devices import expected
 from offbeat.config.keywords import check_join, check_kinds
-from offbeat.config.run_config import Hosts, RunConfig
+from offbeat.config.run_config import Hosts
+from offbeat.config.setup import expected_updates
 from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
 from offbeat.data.shares import Shares
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
@@ -27,6 +29,7 @@ from offbeat.folder.checkpoint import RunFolder
 from offbeat.folder.script_state import Kept, ScriptStates, check_kept
 from offbeat.log.log import Listener
 from offbeat.log.records import Settings
+from offbeat.loop import Batches, per_epoch
 from offbeat.model.checks import Trained, check_script_loss
 from offbeat.model.table import Placement
 from offbeat.rules.constraint import Constraint
@@ -44,7 +47,7 @@ ONE_LOOP = "pass epochs=3 to batches; run.epoch says which one it is"
 class Defaults(TypedDict, total=False):
     """What `join` takes; what the command line of `offbeat run` says wins."""
 
-    discipline: Discipline | str
+    discipline: Discipline | Course | str
     seed: int
     out: str | Path | None
     resume: bool
@@ -93,13 +96,14 @@ class Member:
         self._front: ScriptModel | None = None  # of a model that is split
         self._trained: Trained | None = None
         self._lease: Lease | None = None
-        self._holds = False  # whether a batch is out whose step has not been made
+        self.holds = False  # whether a batch is out whose step has not been made
         self._loss: float | None = None
+        self._expected = 0  # updates of the whole run
         self._begun = False  # whether the first samples have been asked for
         self._looked = False  # at what a loss is computed from
         self._epoch = self._made = 0  # the epoch of this batch; steps of this worker
         self._own = True  # whether the rule is the script's
-        self._stopping = False  # the run is to end for all after this step
+        self.stopping = False  # the run is to end for all after this step
         self._over = self._away = False  # no more batches, because it has ended, or was left
 
     # ------------------------------------------------------------ before the loop
@@ -217,7 +221,7 @@ class Member:
         shuffle: bool | None = None,
         collate: Collate | None = None,
         drop_last: bool | None = None,
-    ) -> "Batches":
+    ) -> Batches:
         """This worker's share of all batches of all epochs; each is followed by one step.
 
         A single loop over them is all epochs; `for epoch in batches.epochs()` makes it one loop
@@ -262,18 +266,21 @@ class Member:
             self._states = ScriptStates(RunFolder(config.out), self._seat.rank, self._kept, every)
         if config.layout is not None:
             self._front = ScriptModel(self._model)
-        return Batches(self, self._each(self._seat), config)
+        each = per_epoch(len(config.reader()), config.batch_size, config.drop_last)
+        all_of_them = each * config.epochs
+        self._expected = expected_updates(as_course(config.discipline), config.workers, all_of_them)
+        return Batches(self, self._each(self._seat), each)
 
     # ------------------------------------------------------------ the loop
 
     def _each(self, participant: Participant) -> Generator[Any, None, None]:
-        self._coming()
+        self.coming()
         while self._lease is not None:
             self._epoch = self._lease.epoch
             self._follow()
             if self._states is not None:  # here, so that all of the last batch is in it
                 self._states.save_if_due(participant.version, participant.epochs)
-            self._holds = True
+            self.holds = True
             batch = participant.batch(self._lease)
             if self._front is not None:
                 self._front.begin(participant.stages, self._lease)
@@ -282,16 +289,16 @@ class Member:
             except GeneratorExit:  # a break, or an error in the loop
                 self._leave()
                 raise
-            if self._stopping:
+            if self.stopping:
                 self._leave()
-            elif self._holds:
+            elif self.holds:
                 raise ConfigError(
                     "a batch was not followed by optimizer.step(): make one step for each batch; "
                     "to accumulate gradients, use a larger batch_size"
                 )
         self._close()
 
-    def _coming(self) -> Lease | None:
+    def coming(self) -> Lease | None:
         """The samples of the next batch, if there are any."""
         assert self._seat is not None
         if not self._begun:
@@ -325,7 +332,7 @@ class Member:
     def _step(self, closed: Any = None) -> None:
         if self._over:
             raise ConfigError("optimizer.step() after the loop: it belongs inside run.batches(...)")
-        if self._seat is None or self._lease is None or not self._holds:
+        if self._seat is None or self._lease is None or not self.holds:
             raise ConfigError(
                 "optimizer.step() without a new batch: make one step for each batch, inside "
                 "for x, y in run.batches(dataset, batch_size=32)"
@@ -337,11 +344,11 @@ class Member:
         settings = self._settings()
         if self._loss is None and closed is not None:
             self.record(closed)
-        self._holds = False
+        self.holds = False
         loss, self._loss = self._loss, None
         try:
             step = ScriptStep(loss, settings)
-            self._lease = self._seat.done(self._lease, step, self._stopping)
+            self._lease = self._seat.done(self._lease, step, self.stopping)
         except BaseException:
             self._over = True  # whoever catches this is told nothing more
             raise
@@ -361,14 +368,14 @@ class Member:
             raise ConfigError("run.stop() before the loop: call it inside run.batches(...)")
         if self._away:
             raise ConfigError("run.stop() after this worker has left the run: call it before break")
-        self._stopping = True
+        self.stopping = True
 
     def _leave(self) -> None:
         """The loop is left before the samples are done: for all, or for this worker alone."""
         if self._over or self._seat is None:
             return
-        self._over, self._holds, self._lease = True, False, None
-        if self._stopping:
+        self._over, self.holds, self._lease = True, False, None
+        if self.stopping:
             self._seat.stop()
         else:
             self._away = True
@@ -383,7 +390,7 @@ class Member:
 
     def record(self, loss: Tensor | float) -> None:
         """Tell the log the loss of this batch; to be called before its step."""
-        if not self._holds:
+        if not self.holds:
             raise ConfigError("record belongs to a batch: call run.record(loss) before its step")
         if isinstance(loss, Tensor) and not self._looked:
             self._looked = True
@@ -414,6 +421,11 @@ class Member:
         return 0 if self._seat is None else self._seat.version
 
     @property
+    def expected_updates(self) -> int:
+        """About how many versions the whole run makes, if nobody is lost; 0 before `batches`."""
+        return self._expected
+
+    @property
     def epoch(self) -> int:
         """The epoch of this batch, from 0."""
         return self._epoch
@@ -437,60 +449,3 @@ class Member:
             if self._states is not None and self._begun and (error is None or stopped):
                 self._states.save(self._seat.version)
             self._seat.left(error)
-
-
-class Batches(Iterator[Any]):
-    """A worker's batches: all of them in one loop, or in a loop for each epoch.
-
-    ```
-    for epoch in batches.epochs():
-        for x, y in batches:
-    ```
-    """
-
-    def __init__(self, member: Member, flow: Generator[Any, None, None], config: RunConfig):
-        self._member, self._flow, self._config = member, flow, config
-        self._nested = False
-
-    def __len__(self) -> int:
-        """Batches of an epoch, of all workers together."""
-        config = self._config
-        rest = 0 if config.drop_last else config.batch_size - 1
-        return (len(config.reader()) + rest) // config.batch_size
-
-    def __next__(self) -> Any:
-        return next(self._flow)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._one_epoch() if self._nested else self
-
-    def epochs(self) -> Iterator[int]:
-        """The epochs of which this worker gets samples; after a resume, those that are left."""
-        self._nested = True
-        begun = None
-        while not self._member._stopping and (lease := self._member._coming()) is not None:
-            if lease.epoch == begun:
-                raise ConfigError(
-                    "an epoch without a loop over its batches: write for x, y in batches inside "
-                    "for epoch in batches.epochs()"
-                )
-            begun = lease.epoch
-            yield begun
-        for _ in self._flow:  # the end is told after the last batch
-            raise AssertionError
-
-    def _one_epoch(self) -> Iterator[Any]:
-        member = self._member
-        lease = member._coming()
-        epoch = 0 if lease is None else lease.epoch
-        try:
-            # Samples that another worker has lost come back later than their epoch.
-            while member._holds or ((lease := member._coming()) and lease.epoch <= epoch):
-                try:
-                    batch = next(self._flow)
-                except StopIteration:
-                    return
-                yield batch
-        except GeneratorExit:
-            self._flow.close()
-            raise

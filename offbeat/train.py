@@ -12,6 +12,7 @@ from offbeat.config.job import Job
 from offbeat.config.run_config import Hosts, Local, OnRay, Options, RunConfig, Simulated, configure
 from offbeat.config.setup import make_job
 from offbeat.config.task import Metrics, OptimizerFactory
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.bring_up import bring_up
 from offbeat.engine.hosts.store import run_on_loopback
@@ -59,7 +60,7 @@ def train(
     data: Dataset[Any] | DataLoader[Any] | Callable[[], Dataset[Any] | DataLoader[Any]],
     loss: Loss,
     *,
-    discipline: Discipline | str = "bsp",
+    discipline: Discipline | Course | str = "bsp",
     optimizer: OptimizerFactory | None = None,
     workers: int | None = None,
     batch_size: int | None = None,

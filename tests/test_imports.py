@@ -45,7 +45,7 @@ ORDER = (
     *("report", "engine.signals", "engine.spawn", "engine.local.process"),
     *("engine.sim.compute_times", "engine.sim.tables", "engine.sim.faults", "engine.sim.hosts"),
     *("engine.sim.cluster",),
-    *("config", "engine", "watch", "track", "replay", "join", "train", ""),
+    *("config", "engine", "watch", "track", "replay", "loop", "join", "train", ""),
     *("recipes", "compare", "studies", "cli", "__main__"),
 )
 # Imports that go against that order, each with its reason.

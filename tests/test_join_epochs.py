@@ -159,6 +159,16 @@ def test_a_schedule_by_progress_is_the_same_scheduler_at_the_store() -> None:
     )
 
 
+@pytest.mark.parametrize(("discipline", "expected"), [("bsp", 17), ("asp", 33), ("local:2", 9)])
+def test_how_many_updates_to_expect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], discipline: str, expected: int
+) -> None:
+    what = script(tmp_path, after="print(run.expected_updates)")
+    run = simulate_script(what, ob.Cluster.equal(2), {"discipline": discipline})
+    assert capsys.readouterr().out.split() == [str(expected)] * 2
+    assert abs(run.summary().updates - expected) <= 3  # an epoch's last round may be smaller
+
+
 @pytest.mark.parametrize("discipline", ["bsp", "asp", "local:2"])
 def test_an_end_after_validation_is_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], discipline: str

@@ -20,6 +20,7 @@ from offbeat.data.order import Reading
 from offbeat.data.reader import Collate, Reader
 from offbeat.data.shares import Shares
 from offbeat.data.stream import open_reader
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError
@@ -213,7 +214,7 @@ class RunConfig:
     metric: Metrics = None
 
     # How its workers keep step.
-    discipline: Discipline | str = "bsp"
+    discipline: Discipline | Course | str = "bsp"
     workers: int = USUAL
     shares: Shares | str | Sequence[float] | None = None
     layout: Layout | str | None = None

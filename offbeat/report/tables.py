@@ -136,6 +136,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             f"{counted(summary.samples, 'sample')} in {seconds(summary.seconds)} s",
         ),
         ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
+        *(("turn", row) for row in summary.turn_rows),
     ]
     if summary.metric is not None:
         rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))

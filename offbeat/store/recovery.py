@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from offbeat.data.lease import Lease
-from offbeat.log.records import Dropped, Entry, EpochDone, Joined, Updated
+from offbeat.log.records import Dropped, Entry, EpochDone, Joined, Turned, Updated
 from offbeat.store.board import Row, State
 from offbeat.store.store import Store
 
@@ -72,6 +72,8 @@ def fold(store: Store, records: Iterable[Entry], now: float) -> None:
             store.cells[Row.STATE, record.worker] = State.ACTIVE
         elif isinstance(record, EpochDone):
             told.add(record.epoch)
+        elif isinstance(record, Turned):
+            store.enter_stage(record.stage)
         elif isinstance(record, Updated):
             store.version = record.version
             for part in record.parts:
@@ -79,7 +81,7 @@ def fold(store: Store, records: Iterable[Entry], now: float) -> None:
                 store.settled += part.samples
                 closed += store.leases.ledger.settle(part.leases, outcome)
                 settled.update(part.leases)
-        elif isinstance(record, Dropped):
+        elif isinstance(record, Dropped) and not record.redo:
             closed += store.leases.ledger.settle(record.part.leases, "dropped")
             settled.update(record.part.leases)
             store.settled += record.part.samples
@@ -87,4 +89,5 @@ def fold(store: Store, records: Iterable[Entry], now: float) -> None:
     store.epoch = max([store.epoch, *(epoch + 1 for epoch in closed)])
     store.parameters.advance(store.version, store.epoch, store.progress)
     store.close_epochs([epoch for epoch in closed if epoch not in told], now)
+    store.turn_if_due(now)  # the last update may be on record, and what it led to not yet
     store.vacate(now)

@@ -1,6 +1,7 @@
 """What a script keeps beside its model comes back as it was, and nothing else is taken."""
 
 import copy
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 import offbeat as ob
 from offbeat.join import join
 from tests.contract.common import assert_same_bits, problem
+from tests.engine.local.test_scripts import offbeat
 
 ADAM = partial(torch.optim.AdamW, lr=0.01)
 
@@ -113,3 +115,48 @@ def test_other_names_than_were_kept(tmp_path: Path) -> None:
     with pytest.raises(ob.CheckpointError, match="kept average and the script has other"):
         next(batches)
     run._seat.left(None)  # type: ignore[union-attr]
+
+
+KILLED = """
+import os, pathlib, signal
+import torch
+from torch.utils.data import TensorDataset
+import offbeat as ob
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(160, 3), torch.randn(160, 2))
+count, best, once = {"steps": 0, "mean": torch.zeros(2)}, {"by": -1}, pathlib.Path(MARK)
+with ob.join(discipline="bsp", checkpoint_every=1) as run:
+    model = run.replica(torch.nn.Linear(3, 2))
+    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+    run.state(count=count)
+    run.state(best=best, shared=True)
+    first = True
+    for x, y in run.batches(data, batch_size=4):
+        if first:
+            print(f"worker {run.rank} begins with {count['steps']} and {best['by']}\\n", end="")
+            first = False
+        if run.rank == 1 and count["steps"] == 5 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        count["steps"] += 1
+        count["mean"] = count["mean"] + 1
+        best["by"] = run.rank
+told = f"{count['steps']} {count['mean'].tolist()}"
+print(f"worker {run.rank} ends with {told}\\n", end="", flush=True)
+"""
+
+
+def test_a_worker_that_was_killed_has_its_own_and_what_is_for_all(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(KILLED.replace("MARK", repr(str(tmp_path / "killed"))))
+    done = offbeat("run", "-n", 2, "--out", tmp_path / "run", script)
+    assert done.returncode == 0, done.stderr
+    begun = re.findall(r"worker (\d) begins with (\d+) and (-?\d)", done.stdout)
+    assert sorted(begun) == [("0", "0", "-1"), ("1", "0", "-1"), ("1", "5", "0")]
+    ends = re.findall(r"worker 1 ends with (\d+) \[(\d+)\.0", done.stdout)
+    assert len(ends) == 1
+    assert int(ends[0][0]) == int(ends[0][1]) > 5

@@ -38,7 +38,7 @@ def _written(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run
     kinds = ("input_queue", "reading_hidden", "output_queue", "exchange_hidden")
     told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
     overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
-    name = str(roles.job.discipline)
+    name = str(roles.job.course)
     summary = tally.summary(name, roles.local.name, done.ledger, memory, done.hash, overlap)
     if any(mine.link for mine in summary.per_worker):  # beside what the store has counted
         summary.wire_bytes += int(sum(word.get("wire", 0.0) for word in words))

@@ -146,7 +146,7 @@ class Roles:
     def _store(self, parameters: Parameters, log: Log, witness: Witness | None) -> Store:
         job, cells = self.job, self.shared.cells
         return Store(
-            job.discipline,
+            job.course,
             job.workers,
             job.leases(),
             log,
