@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks import shards, simulator, watch
 from benchmarks.figure import Figure
-from benchmarks.local import exchange, layouts, models, straggler, uneven
+from benchmarks.local import exchange, layouts, models, reading, straggler, uneven
 from benchmarks.machine import Others, described, machine
 from benchmarks.network import figures
 from benchmarks.peers.launch import PeerFailed
@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "allreduce": models.allreduce,
     "article": models.article,
     "prediction": models.prediction,
+    "reading": reading.reading,
     "watch": watch.watch,
     "layouts": layouts.layouts,
     "network": figures.network,

@@ -223,10 +223,10 @@ class Member:
     ) -> Batches:
         """This worker's share of all batches of all epochs; each is followed by one step.
 
-        A `DataLoader` says the rest itself; of a dataset, samples are shuffled (`shuffle`) and
-        batches have 32 (`batch_size`). A single loop over them is all epochs; `for epoch in
-        batches.epochs()` makes it one loop for each. With `drop_last` an epoch ends with its last
-        whole batch.
+        A single loop over them is all epochs; `for epoch in batches.epochs()` makes it one loop
+        for each. A `DataLoader` says the rest itself; of a dataset, samples are shuffled
+        (`shuffle`) and batches have 32 (`batch_size`). With `drop_last` an epoch ends with its
+        last whole batch.
         """
         if self._seat is not None:
             raise ConfigError(f"batches is called once, for all epochs: {ONE_LOOP}")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from offbeat.config.job import Job
 from offbeat.config.run_config import Hosts, Local, OnRay, Options, RunConfig, Simulated, configure
 from offbeat.config.setup import make_job
-from offbeat.config.task import Metric, OptimizerFactory
+from offbeat.config.task import Metrics, OptimizerFactory
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.bring_up import bring_up
 from offbeat.engine.hosts.store import run_on_loopback
@@ -41,7 +41,7 @@ class TrainOptions(Options, total=False):
     via: str  # "store", or "allreduce": workers add up among themselves; local engine only
     start: str | Path | None  # a run folder whose last parameters and rule state to begin with
     listeners: Sequence[Listener]  # see every record as it is written
-    metric: Metric | None  # a score of one's own, taken at every test
+    metric: Metrics  # scores of one's own, taken at every test: a function, an object, several
     verify: bool  # first compare one step of the layout with one process, gradient by gradient
     watch: bool  # show the run on a page of this machine; its address is printed
     begin: int | None  # workers with which the first step begins; None: all; Ray only

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "compare/speeds.py": "compare/test_plan.py",
     "config/describe.py": "config/test_run_config.py",
     "config/job.py": "config/test_setup.py",
+    "config/task.py": "model/test_evaluation.py",
     "config/units.py": "engine/sim/test_compute_times.py",
     "data/order.py": "data/test_loader.py",
     "discipline/named.py": "discipline/test_discipline.py",

@@ -1,5 +1,6 @@
 """The front door: mistakes are found before anything is written, and bad numbers are handled."""
 
+import math
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import offbeat as ob
 from offbeat.errors import CheckpointError, ConfigError, RunError
@@ -19,6 +20,7 @@ from offbeat.folder.checkpoint import RunFolder
 from offbeat.folder.tensors import load_tensors
 from offbeat.log import log
 from offbeat.log.records import Entry, Evaluated, Updated
+from offbeat.report.tables import figures
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(24, 3, generator=GENERATOR), torch.arange(24) % 2
@@ -87,7 +89,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no rule": ({"optimizer": None}, "bsp applies your optimiser: pass optimizer=partial"),
     "no local rule": (
         {"discipline": "local:4", "optimizer": None}, "local:4 makes local steps: pass optimizer="),
-    "a stream": ({"data": Stream()}, "data must be a map-style Dataset"),
+    "a stream": ({"data": Stream()}, "the stream Stream does not say how many samples"),
     "hogwild": (
         {"discipline": "hogwild", "engine": "sim"}, "hogwild writes shared memory in place"),
     "hogwild without a rule": (
@@ -343,6 +345,26 @@ def test_a_metric_is_taken_at_every_test(engine: str, tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "run").config()["metric"] == {"name": "spread", "higher": False}
     assert repr(found).startswith(f"<Run: bsp on 3 workers, {found.summary().updates} updates in ")
     assert len(repr(found)) < 300
+
+
+@pytest.mark.parametrize("engine", ["sim", "local"])
+def test_several_metrics_are_in_log_summary_and_folder(engine: str, tmp_path: Path) -> None:
+    def top(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(outputs.max())
+
+    metric = {"top": top, "perplexity": "perplexity"}
+    found = train(engine=engine, test=DataLoader(DATA, 4), metric=metric, out=tmp_path / "run")
+    tests = [r for r in log.read(tmp_path / "run" / "log.jsonl") if isinstance(r, Evaluated)]
+    with torch.no_grad():
+        assert tests[-1].metric == top(found.model.eval()(DATA.tensors[0]), DATA.tensors[1])
+    summary = found.summary()
+    assert summary.metrics == tests[-1].metrics == {"perplexity": math.exp(summary.loss)}
+    config = RunFolder(tmp_path / "run").config()
+    assert config["metric"] == {"name": "top", "higher": True}
+    assert config["metrics"] == [{"name": "perplexity", "higher": False}]
+    rows = dict(figures(summary))
+    assert rows["top"].endswith("on the test set")
+    assert rows["perplexity"] == f"{summary.metrics['perplexity']:.4g} on the test set"
 
 
 @pytest.mark.parametrize("engine", ["sim", "local"])

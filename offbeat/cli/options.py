@@ -9,7 +9,7 @@ import typer
 
 from offbeat import track
 from offbeat.config.checks import at_least
-from offbeat.config.run_config import NAMES, USUAL
+from offbeat.config.run_config import NAMES, RAY, USUAL
 from offbeat.discipline.named import parse
 from offbeat.engine.sim.cluster import Cluster as SimulatedCluster
 from offbeat.errors import ConfigError
@@ -39,9 +39,11 @@ def _given(value: Any) -> bool:
 def asked(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that are options of a run, by the names that `ob.train` and `ob.join` have.
 
-    What was not given is left out: there the script's own holds, or what is usual.
+    What was not given is left out: there the script's own holds, or what is usual. What is said of
+    a Ray cluster is for the command itself.
     """
-    found = {name: flags[name] for name in NAMES if _given(flags.get(name))}
+    names = (name for name in NAMES if name not in RAY)
+    found = {name: flags[name] for name in names if _given(flags.get(name))}
     found = {name: v.value if isinstance(v, Enum) else v for name, v in found.items()}
     if flags["sync"] is not None:
         found["discipline"] = parse(flags["sync"])

@@ -16,7 +16,7 @@ from offbeat.cli.output import print_json
 from offbeat.cli.playing import Where, blamed, play
 from offbeat.cli.replay import show as show_replay
 from offbeat.config.checks import at_least
-from offbeat.config.run_config import RAY, USUAL, OnRay
+from offbeat.config.run_config import USUAL, OnRay
 from offbeat.config.units import emulated
 from offbeat.engine.ray.scripts import RayHost
 from offbeat.engine.result import Run
@@ -139,7 +139,7 @@ def run(
     if layout is not None:
         count = replicas_of(in_halves(layout), count or _named(cluster, emulate))
     # Where it runs is settled here; the rest wins over what the script says.
-    for name in ("engine", "workers", "cluster", "watch", *RAY):
+    for name in ("engine", "workers", "cluster", "watch"):
         asked.pop(name, None)
     sim = engine is ScriptEngine.SIM or (engine is None and cluster is not None)
     ray = engine is ScriptEngine.RAY

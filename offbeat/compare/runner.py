@@ -10,7 +10,7 @@ from offbeat.compare.plan import ComparisonPlan, Point
 from offbeat.compare.results import write_results
 from offbeat.compare.source import Given, Source
 from offbeat.config.describe import describe_optimizer
-from offbeat.config.task import Task
+from offbeat.config.task import Task, metrics_of
 from offbeat.data.loader import in_order, unpacked
 from offbeat.data.shares import as_shares
 from offbeat.discipline.named import parse
@@ -86,8 +86,8 @@ def _target(plan: ComparisonPlan, task: Task) -> float | None:
             f"the target {plan.target} is of a score on a test set, and the task has none: "
             "return offbeat.Task(..., test=...), or leave --target out"
         )
-    if task.metric is not None:
-        return scored_by(Judged(**task.metric.described())).read(plan.target)
+    for metric in metrics_of(task.metric)[:1]:
+        return scored_by(Judged(**metric.described())).read(plan.target)
     try:
         with untouched(task.model):
             classes = Evaluator(task.test, task.loss).has_classes(task.model)
@@ -162,7 +162,7 @@ class _Runner:
             "seed": self.seed(point),
             "samples": self.samples,
             "optimizer": describe_optimizer(self.plan.optimizer(task, point.discipline)),
-            "metric": task.metric and task.metric.described(),
+            "metric": next((one.described() for one in metrics_of(task.metric)), None),
             "origin": self.source.origin(self.seed(point)),
             **self.plan.on.described(point.devices),
         }

@@ -11,7 +11,7 @@ import torch
 from offbeat import optim
 from offbeat.config.job import NUMERICS, Job, Training
 from offbeat.config.run_config import RunConfig
-from offbeat.config.task import OptimizerFactory
+from offbeat.config.task import OptimizerFactory, metrics_of
 from offbeat.data.order import Reading
 from offbeat.errors import CheckpointError
 from offbeat.folder.checkpoint import RunFolder
@@ -32,7 +32,10 @@ def describe(config: RunConfig, job: Job) -> dict[str, Any]:
     told["origin"] = dict(config.origin)
     told["device"] = str(job.content.devices)  # for whoever reads it: a run may go on elsewhere
     if config.loss is not None:  # of a script only its own code knows a score
-        told["metric"] = config.metric and config.metric.described()
+        metrics = [metric.described() for metric in metrics_of(config.metric)]
+        told["metric"] = metrics[0] if metrics else None
+        if metrics[1:]:
+            told["metrics"] = metrics[1:]
     return told
 
 

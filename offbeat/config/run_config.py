@@ -13,12 +13,13 @@ from offbeat.codec import Codec
 from offbeat.config.checks import at_least, one_of
 from offbeat.config.job import Job
 from offbeat.config.keywords import check_kinds, check_names
-from offbeat.config.task import Metric, OptimizerFactory, check_metric
+from offbeat.config.task import Metrics, OptimizerFactory, check_metric
 from offbeat.config.units import emulated
 from offbeat.data.loader import unpacked
 from offbeat.data.order import Reading
 from offbeat.data.reader import Collate, Reader
 from offbeat.data.shares import Shares
+from offbeat.data.stream import open_reader
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError
@@ -202,7 +203,7 @@ class RunConfig:
     drop_last: bool = False
     seed: int = 0
     test: Dataset[Any] | DataLoader[Any] | None = None
-    metric: Metric | None = None
+    metric: Metrics = None
 
     # How its workers keep step.
     discipline: Discipline | str = "bsp"
@@ -250,7 +251,7 @@ class RunConfig:
 
     def reader(self) -> Reader:
         """What makes batches of leases."""
-        return Reader(self.data, self.seed, self.shuffle, self.collate, self.reading)
+        return open_reader(self.data, self.seed, self.shuffle, self.collate, self.reading)
 
 
 # ---------------------------------------------------------------- from keywords

@@ -15,6 +15,7 @@ from offbeat.config.devices import devices_of
 from offbeat.config.job import Job, Training
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.config.trial import apart, check_single_samples, try_batch
+from offbeat.data.loader import makes_batches
 from offbeat.data.reader import Reader
 from offbeat.data.shares import as_shares
 from offbeat.discipline.discipline import Discipline
@@ -50,8 +51,14 @@ def make_job(config: RunConfig) -> Job:
         check_hooks(model)
         check_copies(model)
     reader = config.reader()
+    reader.check()
     shares = as_shares(config.shares)
     shares.check(discipline, config.workers)
+    if shares.uneven and makes_batches(reader):
+        raise ConfigError(
+            f"shares={shares} cuts batches of other sizes than the DataLoader makes: leave shares "
+            "out, or have it made with batch_size= and a sampler"
+        )
     cut = cut_of(config, reader)
     placement = _placement(config.shards)
     job = Job(

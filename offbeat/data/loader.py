@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 from offbeat.data.order import Reading, SamplerOrder
 from offbeat.data.random_state import undisturbed
 from offbeat.data.reader import Collate, Reader
+from offbeat.data.stream import open_reader
 from offbeat.errors import ConfigError
 
 OPTIONS = ("batch_size", "shuffle", "collate", "drop_last")  # of a run that a loader says
@@ -30,7 +31,13 @@ def unpacked(given: Mapping[str, Any]) -> dict[str, Any]:
     None is what is not said. What is said twice has to agree.
     """
     said = {k: v for k, v in given.items() if v is not None or k not in OPTIONS}
-    loader = said.get("data")
+    loader: Any = said.get("data")
+    if isinstance(loader, IterableDataset):
+        if said.get("shuffle"):
+            raise ConfigError(
+                "a stream comes in its own order: leave shuffle out, and shuffle in the dataset"
+            )
+        return said | {"shuffle": False}
     if not isinstance(loader, DataLoader):
         return said
     found = taken(loader)
@@ -45,10 +52,12 @@ def unpacked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def in_order(data: Dataset[Any] | DataLoader[Any], collate: Collate | None = None) -> Reader:
     """Reads a test set: a loader's own sampler is asked, but nothing is shuffled for us."""
-    if not isinstance(data, DataLoader):
-        return Reader(data, shuffle=False, collate=collate)
-    said = taken(data)
-    return Reader(said["data"], 0, False, said["collate"], said["reading"])
+    said: dict[str, Any] = {"data": data, "collate": collate, "reading": Reading()}
+    if isinstance(data, DataLoader):
+        said = taken(data)
+    reader = open_reader(said["data"], 0, False, said["collate"], said["reading"])
+    reader.check()
+    return reader
 
 
 def _text(value: Any) -> str:
@@ -86,6 +95,12 @@ def taken(loader: DataLoader[Any]) -> dict[str, Any]:
         loader.pin_memory,
     )
     return found
+
+
+def makes_batches(reader: Reader) -> bool:
+    """Whether a lease has to be one batch as the data has it, and cannot be another part of it."""
+    own = isinstance(reader.collate, partial) and reader.collate.func is _only
+    return own or (reader.reading.order is not None and reader.reading.order.size is not None)
 
 
 def _only(convert: Any, items: list[Any]) -> Any:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +13,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from offbeat.data.lease import Lease
 from offbeat.data.random_state import RandomState, undisturbed
 from offbeat.data.reader import Reader
+from offbeat.data.stream import StreamReader
 from offbeat.errors import ConfigError, RunError
 
 DRAWS = (
@@ -33,11 +35,23 @@ class Read(NamedTuple):
 class Source(Protocol):
     """Something that reads batches elsewhere: a process that has generators of its own."""
 
-    def read(self, lease: Lease) -> Read:
-        """The batch of `lease`."""
+    def ask(self, lease: Lease) -> None:
+        """Read this after all that was asked before."""
+
+    def take(self, lease: Lease) -> Read:
+        """Wait for the batch of `lease`, the first that was asked for and not yet taken."""
 
     def close(self) -> None:
         """End it."""
+
+
+class _Lane:
+    """A source, and the leases that its thread waits for."""
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.told: SimpleQueue[Lease | None] = SimpleQueue()
+        self.outstanding = 0
 
 
 class Prefetcher(Reader):
@@ -53,22 +67,27 @@ class Prefetcher(Reader):
         super().__init__(
             reader.dataset, reader.seed, reader.shuffle, reader.collate, reader.reading
         )
-        self.sources = sources
-        self.told: SimpleQueue[Lease | None] = SimpleQueue()
+        self.plain = reader
+        self.lanes = [_Lane(source) for source in sources or [_Here(self)]]
         self.batches: dict[Lease, Read | Exception] = {}
         self.came = threading.Condition()
         self.expected: set[Lease] = set()
         self.awaited: Lease | None = None  # until it is there, only the reader does anything
         self.busy = self.waited = 0.0  # seconds spent reading, and seconds a step had to wait
         self.depths = self.takes = 0
-        for read in [source.read for source in sources] or [self._read]:
-            work = partial(self._work, read)
+        for lane in self.lanes:
+            work = partial(self._work, lane)
             threading.Thread(target=work, name="offbeat reader", daemon=True).start()
 
     def announce(self, lease: Lease) -> None:
         """This one will be asked for."""
         self.expected.add(lease)
-        self.told.put(lease)
+        with self.came:
+            lane = min(self.lanes, key=attrgetter("outstanding"))
+            lane.outstanding += 1
+        # Told at once, so that it need not wait for its thread here between two batches.
+        lane.source.ask(lease)
+        lane.told.put(lease)
 
     def forget(self) -> None:
         """Nothing that was announced will be asked for any more."""
@@ -78,7 +97,7 @@ class Prefetcher(Reader):
 
     def read(self, lease: Lease, part: slice = slice(None)) -> Any:
         if part != slice(None) or lease not in self.expected:
-            return super().read(lease, part)
+            return self.plain.read(lease, part)
         start = time.perf_counter()
         with self.came:
             self.depths += len(self.batches)
@@ -97,22 +116,20 @@ class Prefetcher(Reader):
 
     def close(self) -> None:
         """Read nothing more."""
-        for _ in range(len(self.sources) or 1):
-            self.told.put(None)
-        for source in self.sources:
-            source.close()
+        for lane in self.lanes:
+            lane.told.put(None)
+            lane.source.close()
 
-    def _work(self, read: Callable[[Lease], Read]) -> None:
-        while (lease := self.told.get()) is not None:
-            if lease not in self.expected:
-                continue
+    def _work(self, lane: _Lane) -> None:
+        while (lease := lane.told.get()) is not None:
             start = time.perf_counter()
             found: Read | Exception
             try:
-                found = read(lease)
+                found = lane.source.take(lease)
             except Exception as error:  # raised where the batch is asked for
                 found = error
             with self.came:
+                lane.outstanding -= 1
                 self.busy += time.perf_counter() - start
                 if lease in self.expected:
                     self.batches[lease] = found
@@ -120,16 +137,16 @@ class Prefetcher(Reader):
                 if lease == self.awaited:
                     self.awaited = None
 
-    def _read(self, lease: Lease) -> Read:
+    def _read(self, lease: Lease) -> Any:
         """Whoever reads ahead has said that nothing is drawn; where it can be seen, it is."""
         with self.came:
             alone = self.awaited is not None
         if not alone:
-            return Read(super().read(lease))
-        batch, drawn = _draws(lambda: Reader.read(self, lease))
+            return self.plain.read(lease)
+        batch, drawn = _draws(lambda: self.plain.read(lease))
         if drawn:
             raise RunError(f"batches are read ahead, but {DRAWS}")
-        return Read(batch)
+        return batch
 
     def figures(self) -> dict[str, float]:
         """How full the queue was, and which share of reading was hidden behind computing."""
@@ -137,6 +154,24 @@ class Prefetcher(Reader):
             return {}
         hidden = 1 - min(1.0, self.waited / self.busy) if self.busy else 1.0
         return {"input_queue": self.depths / self.takes, "reading_hidden": hidden}
+
+
+class _Here:
+    """Reads in the thread that asks."""
+
+    def __init__(self, ahead: Prefetcher):
+        self.ahead = ahead
+
+    def ask(self, lease: Lease) -> None:
+        """There is time enough for that later."""
+
+    def take(self, lease: Lease) -> Read:
+        if lease not in self.ahead.expected:
+            return Read(None)  # nobody wants it any more
+        return Read(self.ahead._read(lease))
+
+    def close(self) -> None:
+        """The thread ends by itself."""
 
 
 def worth_it(reader: Reader) -> bool:
@@ -173,6 +208,11 @@ def _cannot_draw(data: Any) -> bool:
 
 def check(reader: Reader, batch: int) -> None:
     """Refuse to read ahead, although it was asked for, where the first batch draws."""
+    if isinstance(reader, StreamReader):
+        raise ConfigError(
+            "prefetch=True reads in a thread, and a stream has generators of its own: pass "
+            "DataLoader(stream, num_workers=1), which reads ahead in a process"
+        )
     with undisturbed():
         if _draws(lambda: reader.read(Lease(0, 0, min(batch, len(reader)))))[1]:
             raise ConfigError(f"prefetch=True, but {DRAWS}")

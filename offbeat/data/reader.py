@@ -48,17 +48,21 @@ class Reader:
         collate: Collate | None = None,
         reading: Reading = Reading(),  # noqa: B008
     ):
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                "data must be a map-style Dataset, with __len__ and __getitem__; "
-                "wrap a stream in a list or a TensorDataset first"
-            )
         self.dataset, self.seed, self.shuffle, self.collate = dataset, seed, shuffle, collate
         self.reading = reading
         self._orders: dict[int, Tensor] = {}
 
+    def check(self) -> None:
+        """Refuse what cannot be read."""
+        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
+            raise ConfigError(
+                "data must be a Dataset with __len__ and __getitem__, an IterableDataset, or a "
+                f"DataLoader, not {type(self.dataset).__name__}"
+            )
+
     def __len__(self) -> int:
-        return len(self.dataset if self.reading.order is None else self.reading.order)
+        counted: Any = self.dataset if self.reading.order is None else self.reading.order
+        return len(counted)
 
     def order(self, epoch: int) -> Tensor:
         """The order of the samples in `epoch`."""

@@ -15,6 +15,7 @@ from offbeat.config.devices import devices_of
 from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig, Simulated
 from offbeat.config.setup import try_step
+from offbeat.config.task import metrics_of
 from offbeat.config.trial import apart
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.plan import check
@@ -102,18 +103,18 @@ class ReadyRun:
 
 def bring_up(config: RunConfig, job: Job) -> ReadyRun:
     """Everything up to the first step; what cannot work is refused before anything is written."""
-    metric, evaluator = config.metric, None
+    metrics, evaluator = metrics_of(config.metric), None
     if config.test is not None:
         assert config.loss is not None
         device = devices_of(config.test_device, 1).of(0)
         evaluator = Evaluator(
-            config.test, config.loss, config.collate, metric=metric, device=device
+            config.test, config.loss, config.collate, metrics=metrics, device=device
         )
     _check(config, job)
     described = describe(config, job)
     kept = RunSession.open(config.out, config.resume, described, job)
     try:
-        tally = Tally(job.workers, metric=Judged(**metric.described()) if metric else None)
+        tally = Tally(job.workers, metric=Judged(**metrics[0].described()) if metrics else None)
         kept.recount(tally)
         for listener in config.listeners:
             listener.describe(described, tally.samples)

@@ -176,6 +176,7 @@ class Evaluated(Record, tag="test"):
     loss: float | None  # None where it is not a number
     accuracy: float | None = None
     metric: float | None = None  # the user's own, whose name run.json has
+    metrics: dict[str, float | None] = {}  # others beside it
 
 
 Entry = (

@@ -197,12 +197,12 @@ def _title(task: Path) -> str:
         return ""
 
 
-def rehouse(parameter: Tensor, memory: Tensor) -> None:
+def rehouse(parameter: Tensor, place: Tensor) -> None:
     """Let a parameter lie in other memory, on any device; it stays the same object."""
     try:
-        parameter.data = memory
+        parameter.data = place
     except RuntimeError:  # PyTorch does so for its own devices, and exchanges others whole
-        new = nn.Parameter(memory, parameter.requires_grad)
+        new = nn.Parameter(place, parameter.requires_grad)
         torch.utils.swap_tensors(parameter, new)  # type: ignore[no-untyped-call]
 
 

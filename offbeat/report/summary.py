@@ -150,6 +150,7 @@ class Summary(msgspec.Struct):
     layout: LayoutFigures | None = None  # None where a replica is one process
     metric: float | None = None  # of the last test, where the user gave one
     metric_name: str = ""
+    metrics: dict[str, float | None] = {}  # others of the last test
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
@@ -173,12 +174,14 @@ class Test(msgspec.Struct, frozen=True):
     loss: float | None
     accuracy: float | None
     metric: float | None = None  # the user's own
+    metrics: dict[str, float | None] = {}  # others beside it
 
     @classmethod
     def of(cls, record: Evaluated) -> "Test":
         return cls(
             *(record.time, record.version, record.samples),
             *(record.loss, record.accuracy, record.metric),
+            metrics=record.metrics,
         )
 
 
@@ -445,6 +448,7 @@ class Tally(Listener):
             parameter_hash=parameter_hash,
             metric=last.metric if last else None,
             metric_name=self.metric.name if self.metric else "",
+            metrics=dict(last.metrics) if last else {},
             left=sorted(self.left),
             ended_by=self.ended_by,
             wire_bytes=sum(w.link.sent + w.link.received for w in self.figures if w.link),

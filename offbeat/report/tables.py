@@ -139,6 +139,8 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.metric is not None:
         rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))
+    for name, value in summary.metrics.items():
+        rows.append((name, "no number" if value is None else f"{value:.4g} on the test set"))
     if summary.accuracy is not None:
         rows.append(("accuracy", f"{percent(summary.accuracy)} on the test set"))
     if summary.loss is not None:
@@ -298,6 +300,8 @@ def overlap_line(overlap: dict[str, float]) -> str:
     words = []
     if "input_queue" in overlap:
         words.append(f"{overlap['input_queue']:.1f} batches ready on average")
+    if "output_queue" in overlap:
+        words.append(f"{overlap['output_queue']:.1f} contributions under way")
     for name, key in (("reading", "reading_hidden"), ("exchange", "exchange_hidden")):
         if key in overlap:
             words.append(f"{share(overlap[key])} of {name} hidden")

@@ -34,6 +34,7 @@ class Loop:
         self.free: float | None = None  # when the answer came that lets the next step begin
         self.ended: float | None = None  # when the step ended whose contribution is ready to go
         self.in_flight = 0.0  # since when a contribution has been under way
+        self.steps = self.unsent = 0  # with the last contribution under way, and still then
         self.flying = self.hidden = 0.0  # seconds of exchange, and how many of them behind a step
 
     def next(self) -> Lease:
@@ -62,6 +63,8 @@ class Loop:
         if self.cycle.flying and self.cycle.action is PULL:
             self._pull()  # the answer came while this step was computed
             pulled = time.perf_counter() - now
+            self.steps += 1
+            self.unsent += self.client.came > over
             # A device that is so slow would have computed while others were waited for.
             hidden = min(self.timing.wait, over - now)
             self.timing.wait -= hidden

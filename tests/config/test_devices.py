@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offbeat.config import devices
-from offbeat.config.devices import Devices, check_forkable, devices_of
+from offbeat.config.devices import Devices, check_forkable, devices_of, expected
 from offbeat.errors import ConfigError
 from offbeat.model.device import CPU
 
@@ -27,7 +27,9 @@ def test_each_worker_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [str(shared.of(worker)) for worker in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has a device")
+@pytest.mark.skipif(
+    torch.accelerator.current_accelerator() is not None, reason="PyTorch knows a device here"
+)
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"device 'cuda:3' is not there \(.+\): write device="):
         devices_of("cuda:3", 2)
@@ -47,6 +49,26 @@ def test_there_is_one_for_each_worker_or_one_for_all(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="here they all compute in one process"):
         _ = devices_of("cuda:0,cuda:1", 2).single
     assert str(devices_of("cuda:1,cuda:1", 2).single) == "cuda:1"
+
+
+def test_a_script_is_told_before_its_loop_if_all_have_the_same() -> None:
+    assert expected(None) == expected(["cpu", "cpu"]) == torch.device("cpu")
+    assert expected("cuda:1") == torch.device("cuda:1")
+    for wanted in ("auto", "cuda:0,cuda:1"):
+        with pytest.raises(ConfigError, match=r"ask run\.device inside for x, y"):
+            expected(wanted)
+
+
+def test_processes_of_a_worker_may_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_look", lambda names: names)
+    found = devices_of("cuda:0,cuda:1,cuda:2,cpu", 2, 2)
+    places = [str(found.of(worker, process)) for worker in range(2) for process in range(2)]
+    assert places == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    assert {str(devices_of("cuda:0,cuda:1", 2, 2).of(1, process)) for process in range(2)} == {
+        "cuda:1"
+    }
+    with pytest.raises(ConfigError, match="3 devices for 2 workers of 2 processes"):
+        devices_of("cuda:0,cuda:1,cuda:2", 2, 2)
 
 
 def test_what_autograd_began_for_a_device_cannot_be_forked() -> None:

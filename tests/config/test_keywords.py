@@ -103,7 +103,9 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (partial(train, out=3), "out cannot be 3: name a folder"),
     (partial(train, start=3), "start cannot be 3"),
     (partial(train, via=3), "via must be one of store, allreduce, not 3"),
-    (partial(train, metric=own), r"metric is a value such as ob.Metric\('f1', fn"),
+    (partial(train, metric=3), r"3 is no metric: pass a function of outputs and targets"),
+    (partial(train, metric=own), "the metric own needs a test set"),
+    (lambda: ob.Metric("f1", own, on="batch"), "on 'model', 'outputs' or 'loss', not 'batch'"),  # type: ignore[arg-type]
     (partial(train, metric=ob.Metric("f1", own)), "the metric f1 needs a test set"),  # type: ignore[arg-type]
     (lambda: ob.Metric("", own), "a metric has a name such as 'f1'"),  # type: ignore[arg-type]
     (lambda: ob.Metric("f1", 3), "is computed by a function"),  # type: ignore[arg-type]

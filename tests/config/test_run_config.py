@@ -61,7 +61,7 @@ def test_train_takes_every_option_and_no_other() -> None:
 
 
 def test_join_and_its_loop_take_a_part_of_them() -> None:
-    loop = {*named(Member.optimizer)} - {"factory"} | {*named(Member.batches)} - {"dataset"}
+    loop = {*named(Member.optimizer)} - {"rule"} | {*named(Member.batches)} - {"dataset"}
     assert {*get_type_hints(Defaults), *loop} <= set(NAMES)
     assert not {*get_type_hints(Defaults)} & loop
     assert set(ELSEWHERE) <= set(NAMES)

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 import offbeat as ob
 from tests.contract.common import MOMENTUM, assert_same_bits, plain, problem
@@ -83,3 +84,36 @@ def test_a_run_with_readers_and_augmentation_replays_to_the_bit(
 def test_readers_are_not_used_where_a_step_reads_in_parts(local_only: str) -> None:
     with pytest.warns(UserWarning, match="num_workers=2 of the DataLoader is not used"):
         augmented(2, workers=1, accumulate=2, engine=local_only)
+
+
+class Forward(IterableDataset[Any]):
+    """A stream with chance of its own."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(22):
+            yield torch.randn(3) + index % 2, index % 2
+
+
+def forward(readers: int, **more: Any) -> ob.Run:
+    torch.manual_seed(1)
+    loader = DataLoader(Forward(), batch_size=4, num_workers=readers)
+    return ob.train(
+        nn.Linear(3, 2), loader, F.cross_entropy, optimizer=MOMENTUM, epochs=2, seed=3, **more
+    )
+
+
+@pytest.mark.parametrize("readers", [0, 2])
+def test_a_stream_is_trained_on_once_and_replays(engine: str, readers: int, tmp_path: Path) -> None:
+    run = forward(readers, workers=2, discipline="asp", engine=engine, out=tmp_path, hash_every=1)
+    assert [epoch["applied"] for epoch in run.summary().ledger] == [22, 22]
+    torch.manual_seed(1)
+    found = ob.replay(tmp_path, nn.Linear(3, 2), DataLoader(Forward(), 4), F.cross_entropy).check()
+    assert found.compared == found.versions == 12
+
+
+def test_one_worker_on_a_stream_is_the_same_on_every_engine(engine: str) -> None:
+    first = forward(0, workers=1, engine="sim")
+    assert_same_bits(forward(1, workers=1, engine=engine).model, first.model)

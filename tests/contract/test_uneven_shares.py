@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
 import offbeat as ob
 from offbeat.compare import ComparisonPlan, Simulated, compare
@@ -285,6 +286,36 @@ def test_what_makes_no_sense_is_refused_before_a_run(engine):
     ):
         with pytest.raises(ConfigError, match=says):
             run(engine, problem(), name, workers=3, shares=shares)
+
+
+class Pairs(Dataset):
+    """Makes batches itself: each item is one."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, number):
+        rows = torch.arange(6, dtype=torch.float64).view(2, 3) + number
+        return rows, rows[:, :2]
+
+
+def test_batches_that_the_data_makes_are_not_cut_anew(sim_only):
+    """Their samples may have to be together, and of a lease of two such batches one would count."""
+    what, options = problem(), {"cluster": UNEQUAL, "batch_size": None, "epochs": 1}
+    sampler = BatchSampler(SequentialSampler(what.data), 4, False)
+    other = type("Buckets", (BatchSampler,), {})(SequentialSampler(what.data), 4, False)
+    for loader in (
+        DataLoader(what.data, batch_sampler=other),
+        DataLoader(Pairs(), batch_size=None),
+    ):
+        with pytest.raises(
+            ConfigError, match="other sizes than the DataLoader makes: leave shares"
+        ):
+            run(sim_only, what._replace(data=loader), "bsp", shares="speed", **options)
+        run(sim_only, what._replace(data=loader), "bsp", shares="equal", **options)
+    plainly = DataLoader(what.data, batch_sampler=sampler)
+    got = run(sim_only, what._replace(data=plainly), "bsp", shares="1,2,3", **options)
+    assert [round(w.batch) for w in got.summary().per_worker] == [2, 4, 6]
 
 
 def normed() -> nn.Module:

@@ -114,9 +114,9 @@ def test_equal_steps_are_counted(steps: list[float], text: str) -> None:
         ({"input_queue": 1.84}, "1.8 batches ready on average"),
         ({"exchange_hidden": 0.5}, "50 % of exchange hidden behind computing"),
         (
-            {"input_queue": 2, "reading_hidden": 0.97, "exchange_hidden": 0.5},
-            "2.0 batches ready on average, 97 % of reading hidden, 50 % of exchange hidden "
-            "behind computing",
+            {"input_queue": 2, "reading_hidden": 0.97, "output_queue": 0.3, "exchange_hidden": 0.5},
+            "2.0 batches ready on average, 0.3 contributions under way, 97 % of reading hidden, "
+            "50 % of exchange hidden behind computing",
         ),
     ],
 )

@@ -105,6 +105,7 @@ def test_computing_on_while_a_contribution_is_under_way():
     loop = looped(client, Cycle(ahead=True))
     assert client.calls[:6] == ["pull", "lease", "push, pull", "lease", "pull", "push, pull"]
     assert loop.flying >= loop.hidden > 0.0
+    assert loop.steps == loop.unsent == 2  # the answers of this client come when they are asked for
     assert [len(part.leases) for part in client.pushed] == [1, 1, 1]
 
 

@@ -457,7 +457,7 @@ def _written(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run
         memory["store_largest"] = max(done.memory)
     for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
         memory[name] = int(max((word.get(key, 0.0) for word in words), default=0.0))
-    kinds = ("input_queue", "reading_hidden", "exchange_hidden")
+    kinds = ("input_queue", "reading_hidden", "output_queue", "exchange_hidden")
     told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
     overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
     name = str(roles.job.discipline)

@@ -73,6 +73,7 @@ class TestResult(msgspec.Struct, array_like=True):
     loss: float | None
     accuracy: float | None
     metric: float | None = None
+    metrics: dict[str, float | None] = {}
 
 
 LauncherOrders = WorkerConnected | WorkerGone | Halt

@@ -30,6 +30,7 @@ from offbeat.data.lease import Lease
 from offbeat.data.prefetch import AHEAD, Prefetcher, Read, worth_it
 from offbeat.data.random_state import RandomState
 from offbeat.data.reader import Reader, mix
+from offbeat.data.stream import StreamReader
 from offbeat.engine.local.process import fork, startable
 from offbeat.errors import RunError
 
@@ -156,10 +157,14 @@ class ReaderProcess:
             main = partial(_serve, theirs, reader, number, count)
             self.child = fork("offbeat reader", main, torch.get_num_threads())
 
-    def read(self, lease: Lease) -> Read:
-        """The batch of `lease`, and where its reading has left the generators."""
-        try:
+    def ask(self, lease: Lease) -> None:
+        """Read this after all that was asked before."""
+        with suppress(ConnectionError):  # whoever takes the batch is told that it is gone
             self.wire.sendall(ASKED.pack(*lease))
+
+    def take(self, lease: Lease) -> Read:
+        """Its batch, and where its reading has left the generators."""
+        try:
             batch, chance = receive(self.wire)
         except (EOFError, ConnectionError):
             with self.ending:
@@ -212,7 +217,11 @@ def processes(job: Job, local: Local | None) -> int:
     numbers = job.content
     if numbers.accumulate > 1 or numbers.cut is not None:
         return 0  # a step reads in parts, or each process of a replica for itself
-    return 0 if local is not None and local.prefetch is False else numbers.reader.reading.processes
+    if local is not None and local.prefetch is False:
+        return 0
+    found = numbers.reader.reading.processes
+    # A stream is read forward, from its beginning: one reads it for a worker.
+    return min(1, found) if isinstance(numbers.reader, StreamReader) else found
 
 
 def leases_ahead(job: Job, local: Local | None) -> int:

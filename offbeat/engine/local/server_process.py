@@ -293,7 +293,7 @@ class ServerProcess:
         if wire is not self.tester:
             return  # its successor was connected a moment ago
         try:
-            packet = wire.recv(1024)
+            packet = wire.recv(1 << 16)
         except ConnectionError:
             packet = b""
         if not packet:
@@ -304,7 +304,7 @@ class ServerProcess:
         assert self.testing is not None
         result = orders.tested(packet)
         self.testing.loss, self.testing.accuracy = result.loss, result.accuracy
-        self.testing.metric = result.metric
+        self.testing.metric, self.testing.metrics = result.metric, result.metrics
         self.store.log.write(self.testing)
         self.testing = None
 

@@ -97,6 +97,8 @@ class WorkerProcess:
             figures["nbytes"] = float(self.loop.worker.nbytes)
             if self.loop.flying:
                 figures["exchange_hidden"] = self.loop.hidden / self.loop.flying
+            if self.loop.steps:
+                figures["output_queue"] = self.loop.unsent / self.loop.steps
         if self.reader is not None:
             figures |= self.reader.figures()
             self.reader.close()

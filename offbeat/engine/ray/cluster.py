@@ -151,6 +151,12 @@ def connected(engine: OnRay, workers: int) -> Iterator[RayCluster]:
     """The cluster that was asked for; what was started for it is gone afterwards."""
     ray = needed()
     if ray.is_initialized():
+        there = ray.get_runtime_context().gcs_address
+        if engine.address not in (None, "auto", there):
+            raise ConfigError(
+                f"this program is connected to the Ray cluster at {there}, and address= names "
+                f"{engine.address}: leave address out, or call ray.shutdown() before"
+            )
         yield RayCluster(ray, False)
         return
     with ExitStack() as stack:

@@ -136,6 +136,21 @@ class ScriptLauncher(RayLauncher):
 
     scripted = True
 
+    def __init__(self, *what: Any):
+        super().__init__(*what)
+        self.through = 0  # scripts that have left before the end of the run
+
+    def _gone(self, number: int) -> bool:
+        child = self.children[number]
+        lives = super()._gone(number)
+        self.through += child.well
+        return lives
+
+    def _left_alone(self) -> bool:
+        """Nor does one wait, when the others are through, for those that Ray has no room for."""
+        actors = [child for child in self.children.values() if isinstance(child, ActorHandle)]
+        return self.through > 0 and not any(actor.node for actor in actors)
+
     def _patience_left(self) -> float | None:
         return None if self.mistake is None else super()._patience_left()
 

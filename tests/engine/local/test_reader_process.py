@@ -101,6 +101,11 @@ def test_a_batch_of_any_shape_comes_over() -> None:
     assert found["names"] == ["a", "b"]
 
 
+def read(source: ReaderProcess, lease: Lease) -> Any:
+    source.ask(lease)
+    return source.take(lease)
+
+
 def read_all(reader: Reader, count: int) -> tuple[list[Any], RandomState]:
     sources = [ReaderProcess(reader, number, count) for number in range(count)]
     ahead = Prefetcher(reader, sources)
@@ -140,7 +145,7 @@ def test_a_reader_knows_who_it_is() -> None:
     source = ReaderProcess(Reader(Odd(sample), reading=Reading(begin=begun.append)), 1, 3)
     try:
         for _ in range(2):
-            ids, counts, told = source.read(LEASES[0]).batch
+            ids, counts, told = read(source, LEASES[0]).batch
             assert (set(ids.tolist()), set(counts.tolist()), set(told.tolist())) == ({1}, {3}, {1})
     finally:
         source.close()
@@ -156,8 +161,8 @@ def test_an_error_comes_with_its_trace_and_reading_goes_on() -> None:
     source = ReaderProcess(Reader(Odd(sample), shuffle=False), 0, 1)
     try:
         with pytest.raises(RunError, match=r"OSError: no such picture\n\nIn the reader process"):
-            source.read(LEASES[0])
-        assert source.read(LEASES[1]).batch.tolist() == [4, 5, 6, 7]
+            read(source, LEASES[0])
+        assert read(source, LEASES[1]).batch.tolist() == [4, 5, 6, 7]
     finally:
         source.close()
 
@@ -167,7 +172,7 @@ def test_what_cannot_be_handed_over_is_told() -> None:
     source = ReaderProcess(reader, 0, 1)
     try:
         with pytest.raises(RunError, match="pickle"):
-            source.read(LEASES[0])
+            read(source, LEASES[0])
     finally:
         source.close()
 
@@ -185,7 +190,7 @@ def test_a_reader_that_ends_is_missed(end: Any, words: str) -> None:
     source = ReaderProcess(Reader(Odd(end)), 0, 1)
     try:
         with pytest.raises(RunError, match=words):
-            source.read(LEASES[0])
+            read(source, LEASES[0])
     finally:
         source.close()
 
@@ -197,7 +202,7 @@ def test_readers_die_with_their_worker() -> None:
     def worker() -> None:
         sources = [ReaderProcess(Reader(Odd(lambda index: index)), n, 2) for n in range(2)]
         for source in sources:
-            source.read(LEASES[0])
+            read(source, LEASES[0])
         os.write(told, b"%d %d" % tuple(source.child.pid for source in sources))
         os.read(forever, 1)
 

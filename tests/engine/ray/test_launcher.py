@@ -1,5 +1,7 @@
 """Runs on Ray: exact, replayed to the bit, mended, and nothing of them is left on the cluster."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,24 @@ def test_more_than_there_is_room_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"room for 0 of 2 workers.* 1 llama.*wait=600"):
         on_ray(problem(), "asp", worker_resources={"CPU": 0.1, "llama": 1}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_actor_that_dies_at_the_start_is_told(tmp_path: Path) -> None:
+    what, here = problem(), os.getpid()
+
+    def read() -> Any:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return what.data
+
+    with pytest.raises(ConfigError, match="Ray could not start a worker"):
+        on_ray(what._replace(data=read), "asp", workers=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_that_is_not_the_one_we_are_connected_to_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is connected to the Ray cluster at .*ray.shutdown"):
+        on_ray(problem(), "asp", address="192.0.2.1:6379")
 
 
 def test_an_error_of_the_users_is_told_with_its_line() -> None:

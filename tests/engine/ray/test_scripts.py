@@ -67,6 +67,19 @@ def test_what_fails_behind_the_loop_is_told(
     assert "worker 0 failed: ValueError: after the loop" in capfd.readouterr().err
 
 
+def test_who_waits_for_room_holds_up_nobody_that_is_through(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The only worker there is leaves its loop; for the other one there is no place."""
+    script = folder / "train.py"
+    step = "        optimizer.zero_grad()\n"
+    script.write_text(SCRIPT.replace(step, f"{step}        break\n"))
+    words = ["run", "--engine", "ray", "--worker-resources", '{"CPU": 3}', "-n", "1:2"]
+    assert main([*words, "train.py", "said"]) == 0
+    assert (folder / "said.0").is_file()
+    assert not (folder / "said.1").exists()
+
+
 def test_a_host_without_the_file_gets_its_text(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("print()")

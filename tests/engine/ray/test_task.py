@@ -2,9 +2,11 @@
 
 from dataclasses import fields
 
-from offbeat.config.run_config import RunConfig
+import pytest
+
+from offbeat.config.run_config import OnRay, RunConfig
 from offbeat.config.setup import make_job
-from offbeat.engine.ray.actor import job_of
+from offbeat.engine.ray.actor import WorkerActor, job_of
 from offbeat.engine.ray.task import SENT, Task
 from tests.contract.common import SGD, asked, problem
 
@@ -18,6 +20,17 @@ KEPT = {
 def test_every_option_is_sent_or_kept() -> None:
     assert {*SENT} | KEPT == {option.name for option in fields(RunConfig)}
     assert not {*SENT} & KEPT
+
+
+@pytest.mark.parametrize("name", ["offbeat", "torch", "python"])
+def test_a_host_with_another_version_is_told(name: str) -> None:
+    task = Task.of(asked(*problem(), "bsp", SGD, 2, 4, 1), None)
+    task.versions[name] = "0.5"
+    words = WorkerActor(task, OnRay()).ready()
+    assert words is not None
+    assert words.ours
+    assert f"does not fit the host of this run, because {name}" in words.message
+    assert "0.5" in words.message
 
 
 def test_the_job_there_is_the_one_here() -> None:
