@@ -54,6 +54,18 @@ TIMELINES: dict[str, tuple[Panel, ...]] = {
         Panel("asp: nobody waits", "asp"),
         Panel("asp:weigh=inverse: the same, and stale gradients count less", "asp:weigh=inverse"),
     ),
+    "ringmaster": (
+        Panel("ringmaster:3: a gradient that is three updates old is dropped (×)", "ringmaster:3"),
+        Panel("asp, to compare: all are applied", "asp"),
+    ),
+    "rennala": (
+        Panel("rennala:3: three gradients of one version; late ones are dropped (×)", "rennala:3"),
+        Panel("soft:3, to compare: any three gradients", "soft:3"),
+    ),
+    "switch": (
+        Panel("switch:bsp,asp,at=v4: in lock-step, then free-running", "switch:bsp,asp,at=v4"),
+        Panel("switch:asp,bsp,at=v12: the other way round", "switch:asp,bsp,at=v12"),
+    ),
     "downpour": (
         Panel("downpour: push and fetch after every step", "downpour", exchange=0.006),
         Panel(

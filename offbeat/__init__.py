@@ -23,6 +23,7 @@ The packages in the order in which a gradient meets them:
 from offbeat import codec, optim, track
 from offbeat.config.task import Metric, Task
 from offbeat.data.shares import EqualShares, GivenShares, SpeedShares
+from offbeat.discipline.course import Switch, Turn, parse
 from offbeat.discipline.discipline import Discipline
 from offbeat.discipline.named import (
     ASP,
@@ -39,8 +40,9 @@ from offbeat.discipline.named import (
     Gossip,
     Hogwild,
     LocalSGD,
+    Rennala,
+    Ringmaster,
     SoftSync,
-    parse,
 )
 from offbeat.discipline.parts import (
     Accumulated,
@@ -141,8 +143,10 @@ __all__ = [
     "Pause",
     "Polynomial",
     "Region",
+    "Rennala",
     "Replay",
     "ReplayMismatch",
+    "Ringmaster",
     "Rule",
     "Run",
     "RunError",
@@ -152,7 +156,9 @@ __all__ = [
     "SpeedShares",
     "StoreLink",
     "Summary",
+    "Switch",
     "Task",
+    "Turn",
     "Yours",
     "codec",
     "estimate",

@@ -20,8 +20,8 @@ from offbeat.config.task import OptimizerFactory
 from offbeat.data.lease import Lease
 from offbeat.data.reader import Collate
 from offbeat.data.shares import Shares
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
-from offbeat.discipline.named import as_discipline
 from offbeat.engine.script import Participant, ScriptHost, host, script_config
 from offbeat.engine.script_hosts import SingleHost, torchrun_host
 from offbeat.errors import ConfigError
@@ -47,11 +47,12 @@ ONE_LOOP = "pass epochs=3 to batches; run.epoch says which one it is"
 class Defaults(TypedDict, total=False):
     """What `join` takes; what the command line of `offbeat run` says wins."""
 
-    discipline: Discipline | str
+    discipline: Discipline | Course | str
     seed: int
     out: str | Path | None
     resume: bool
     patience: float | None
+    backup: Literal["auto", False]
     via: str
     codec: Codec | str | None
     pull_codec: Codec | str | None
@@ -267,9 +268,7 @@ class Member:
             self._front = ScriptModel(self._model)
         each = per_epoch(len(config.reader()), config.batch_size, config.drop_last)
         all_of_them = each * config.epochs
-        self._expected = expected_updates(
-            as_discipline(config.discipline), config.workers, all_of_them
-        )
+        self._expected = expected_updates(as_course(config.discipline), config.workers, all_of_them)
         return Batches(self, self._each(self._seat), each)
 
     # ------------------------------------------------------------ the loop

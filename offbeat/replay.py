@@ -41,6 +41,7 @@ from offbeat.log.records import (
     Pulled,
     Relaid,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.model.objective import Loss
@@ -184,6 +185,9 @@ class _Replayer:
         self.ahead = False  # whether workers computed on while a contribution was under way
         self.version = self.epoch = self.compared = 0
         self.settled = 0  # samples that have been dealt with
+        self.course = job.course.for_workers(job.workers)
+        self.stage, self.rate = 0, 1.0  # how many turns were made, and what the last one made of it
+        self.late = False  # whether a turn was due when the last update had been made
 
     def overlap(self) -> None:
         self.ahead = True
@@ -211,7 +215,8 @@ class _Replayer:
         elif isinstance(record, Dropped):
             part = record.part
             made = self._contribute(part.worker, part.incarnation, part.sequence, part.leases)
-            self.settled += made.part.samples
+            if not record.redo:
+                self.settled += made.part.samples
         elif isinstance(record, Joined):
             incarnation = record.incarnation
             if not (0 <= record.worker < self.job.workers and 0 <= incarnation < _MANY):
@@ -229,6 +234,8 @@ class _Replayer:
             self.resting.add(record.worker)
         elif isinstance(record, Lost | Left):
             self.parameters.forget(record.worker)
+        elif isinstance(record, Turned):
+            self._turn(record)
         elif isinstance(record, Relaid):
             self._relay(record)
         elif isinstance(record, EpochDone):
@@ -240,6 +247,25 @@ class _Replayer:
     def _advance(self) -> None:
         progress = self.store.leases.progress(self.settled)
         self.parameters.advance(self.version, self.epoch, progress)
+
+    def _due(self) -> bool:
+        """Whether the course asks for a turn now."""
+        turns, samples = self.course.turns, self.job.samples * self.job.epochs
+        return self.stage < len(turns) and turns[self.stage].due(
+            self.version, self.settled, samples
+        )
+
+    def _turn(self, record: Turned) -> None:
+        """Another discipline holds; the course has to say so too."""
+        what = f"the log turns to {record.discipline} at version {record.version}"
+        if not self._due() or (record.stage, record.version) != (self.stage + 1, self.version):
+            raise _Differs(f"{what}, and the course does not")
+        turn = self.course.turns[self.stage]
+        told = self.job.course.turns[self.stage]
+        if record.discipline != str(told.discipline) or record.rate != turn.rate:
+            raise _Differs(f"{what} with rate {record.rate}, the course to {told}")
+        self.stage, self.rate = record.stage, record.rate
+        self.late = self._due()
 
     def _relay(self, record: Relaid) -> None:
         """Everybody joins again, as replicas that are split in another way."""
@@ -319,6 +345,9 @@ class _Replayer:
     def _update(self, record: Updated) -> None:
         if record.version != self.version + 1:
             raise _Differs(f"the log goes from version {self.version} to {record.version}")
+        if self.late:
+            turn = self.job.course.turns[self.stage]
+            raise _Differs(f"the course turns to {turn.discipline} here, and the log does not")
         group = [self._gathered(part) for part in record.parts]
         self.parameters.update(group)
         for mine, part in zip(group, record.parts, strict=True):
@@ -328,6 +357,7 @@ class _Replayer:
                 )
         self.version += 1
         self.settled += sum(one.part.samples for one in group)
+        self.late = self._due()
         self._advance()
         if record.hash and self.version % self.every == 0:
             self.compared += 1
@@ -348,5 +378,5 @@ class _Replayer:
             )
         mine.settings = part.settings
         mine.staleness = self.version - mine.base
-        mine.weight = self.job.discipline.weigh.factor(mine.staleness)
+        mine.weight = self.course.stages[self.stage].weigh.factor(mine.staleness) * self.rate
         return contribution

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -12,6 +12,7 @@ from offbeat.config.job import Job
 from offbeat.config.run_config import Hosts, Local, OnRay, Options, RunConfig, Simulated, configure
 from offbeat.config.setup import make_job
 from offbeat.config.task import Metrics, OptimizerFactory
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.bring_up import bring_up
 from offbeat.engine.hosts.store import run_on_loopback
@@ -33,6 +34,7 @@ class TrainOptions(Options, total=False):
     evaluate_every: int | None  # samples between two tests; one epoch by default
     test_device: str | None  # where tests are computed: "cuda:0", or the CPU by default
     checkpoint_every: int | None  # versions between two checkpoints; None saves after each epoch
+    backup: Literal["auto", False]  # False: no second copy of a large store; local engine only
     emulate: Sequence[float | str] | str | None  # least time of each worker's step: "20ms,80ms"
     overlap: bool  # compute on while the last gradient is under way; local engine only
     patience: float  # seconds that a process may be silent; then it is lost; local engine only
@@ -58,7 +60,7 @@ def train(
     data: Dataset[Any] | DataLoader[Any] | Callable[[], Dataset[Any] | DataLoader[Any]],
     loss: Loss,
     *,
-    discipline: Discipline | str = "bsp",
+    discipline: Discipline | Course | str = "bsp",
     optimizer: OptimizerFactory | None = None,
     workers: int | None = None,
     batch_size: int | None = None,

@@ -329,7 +329,7 @@ def test_every_spelling_of_a_discipline_can_be_read() -> None:
     for spelling in spellings:
         if "..." not in spelling and spelling != "custom":
             # A bare name stands for the row, also where the row needs an argument.
-            needs_argument = spelling in ("soft", "ssp")
+            needs_argument = spelling in ("soft", "ssp", "ringmaster", "rennala")
             assert needs_argument or parse(spelling)
 
 
@@ -406,8 +406,8 @@ def figures() -> Iterator[Any]:
 
 
 def test_every_discipline_has_a_figure_of_itself(figures: Any) -> None:
-    assert {*figures.TIMELINES, *figures.CHARTS} == {*ROWS, "timeline"}
-    assert {path.stem for path in (DOCS / "images").iterdir()} == {*ROWS, "timeline"}
+    assert {*figures.TIMELINES, *figures.CHARTS} == {*ROWS, "timeline", "switch"}
+    assert {path.stem for path in (DOCS / "images").iterdir()} == {*ROWS, "timeline", "switch"}
     for name in ROWS:
         panels = figures.TIMELINES.get(name) or figures.CHARTS[name].lines
         # Nothing of hogwild can be simulated, and its page says what is drawn instead.

@@ -19,10 +19,11 @@ PUBLIC = [
     "Elastic", "Failure", "FedBuff", "GapAware", "Gossip", "Gradient", "History", "Hogwild",
     "InPlace", "Interrupted", "Inverse", "Layout", "Listener", "LocalSGD", "Machine", "Member",
     "Metric",
-    "OffbeatError", "Pair", "Pause", "Polynomial", "Replay", "ReplayMismatch", "Rule", "Run",
-    "RunError", "Schedule",
-    "SoftSync", "Summary", "Task", "Yours", "codec", "estimate", "explain", "join", "optim",
-    "parse", "replay", "track", "train",
+    "OffbeatError", "Pair", "Pause", "Polynomial", "Rennala", "Replay", "ReplayMismatch",
+    "Ringmaster", "Rule",
+    "Run", "RunError", "Schedule",
+    "SoftSync", "Summary", "Switch", "Task", "Turn", "Yours", "codec",
+    "estimate", "explain", "join", "optim", "parse", "replay", "track", "train",
     "Host", "Network", "Outage", "Region", "Share", "StoreLink",
 ]  # fmt: skip
 

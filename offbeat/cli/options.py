@@ -10,7 +10,7 @@ import typer
 from offbeat import track
 from offbeat.config.checks import at_least
 from offbeat.config.run_config import NAMES, RAY, USUAL
-from offbeat.discipline.named import parse
+from offbeat.discipline.course import parse
 from offbeat.engine.sim.cluster import Cluster as SimulatedCluster
 from offbeat.errors import ConfigError
 from offbeat.log.log import Listener

@@ -14,6 +14,7 @@ from torch import nn
 
 from offbeat.config.task import OptimizerFactory, Task
 from offbeat.config.text import nearest, read_value
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError, RunError
 from offbeat.folder.checkpoint import RunFolder
@@ -259,10 +260,10 @@ def _spelled(origin: Mapping[str, Any]) -> str:
 
 
 def optimizer_for(
-    task: Task, discipline: Discipline, sync: str, lr: float | None
+    task: Task, discipline: Discipline | Course, sync: str, lr: float | None
 ) -> OptimizerFactory | None:
     """The task's optimiser at rate `lr`, or None where the discipline brings its own rule."""
-    if discipline.brings_rule:
+    if as_course(discipline).first.brings_rule:
         if lr is not None:
             raise ConfigError(
                 f"{sync} brings its own rule, so --lr has nothing to set: "

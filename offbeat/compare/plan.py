@@ -11,7 +11,7 @@ from offbeat.compare.spell import read_disciplines
 from offbeat.config.checks import at_least
 from offbeat.config.task import OptimizerFactory, Task
 from offbeat.data.shares import as_shares
-from offbeat.discipline.named import parse
+from offbeat.discipline.course import as_course
 from offbeat.errors import ConfigError
 from offbeat.report.score import read_target
 from offbeat.report.words import counted
@@ -104,7 +104,7 @@ class ComparisonPlan:
                     f"write one of {', '.join(self.sync)}"
                 )
             for one in meant:
-                if parse(one).brings_rule:
+                if as_course(one).first.brings_rule:
                     raise ConfigError(
                         f"{one} brings its own rule, so --lr {name}={rate:g} has nothing to set: "
                         f"write the rate into it, as in --sync '{_kind(one)}:lr={rate:g}'"
@@ -124,11 +124,12 @@ class ComparisonPlan:
     def impossible(self, point: Point) -> str:
         """Why the cell cannot be run at all, or nothing."""
         try:
-            discipline = parse(point.discipline)
-            discipline.for_workers(point.devices)
+            course = as_course(point.discipline)
+            course.for_workers(point.devices)
             if isinstance(self.on, Simulated):
-                discipline.check_order()
-            as_shares(self.shares).check(discipline, point.devices)
+                course.first.check_order()
+            for one in course.stages:
+                as_shares(self.shares).check(one, point.devices)
         except ConfigError as error:
             return str(error)
         return ""
@@ -142,7 +143,7 @@ class ComparisonPlan:
 
     def optimizer(self, task: Task, name: str) -> OptimizerFactory | None:
         """The task's optimiser at the plan's rate; None where the discipline brings its rule."""
-        if parse(name).brings_rule:
+        if as_course(name).first.brings_rule:
             return None
         return task.optimizer_at(self.rate(name))
 

@@ -14,7 +14,7 @@ from offbeat.compare.plan import ComparisonPlan, Point
 from offbeat.folder.disk import write_json
 from offbeat.report import grid as figure
 from offbeat.report.digest import RunDigest
-from offbeat.report.grid import Aim, Cell, CellGroup, Grid, Span
+from offbeat.report.grid import Aim, Cell, CellGroup, Grid, Spread
 from offbeat.report.score import ACCURACY, Score
 from offbeat.report.tables import rate, seconds, share
 
@@ -185,5 +185,5 @@ def _row(
     ]
 
 
-def _known(span: Span | None) -> float:
+def _known(span: Spread | None) -> float:
     return 0.0 if span is None else span.mean

@@ -13,7 +13,7 @@ from offbeat.config.describe import describe_optimizer
 from offbeat.config.task import Task, metrics_of
 from offbeat.data.loader import in_order, unpacked
 from offbeat.data.shares import as_shares
-from offbeat.discipline.named import parse
+from offbeat.discipline.course import parse
 from offbeat.errors import CheckpointError, ConfigError, OffbeatError
 from offbeat.log.log import Listener
 from offbeat.model.evaluation import Evaluator

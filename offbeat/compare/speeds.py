@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offbeat.config.units import duration, real, show
-from offbeat.discipline.named import parse
+from offbeat.discipline.course import as_course
 from offbeat.engine.sim.cluster import Cluster, Machine
 from offbeat.errors import ConfigError
 
@@ -71,7 +71,8 @@ class RealSpeeds:
         steps = self.steps(devices)
         if steps is None:
             return 1 / min(devices, len(os.sched_getaffinity(0)))
-        if parse(discipline).wait is not None:  # in the end all go at the pace of the slowest
+        last = as_course(discipline).stages[-1]
+        if last.wait is not None:  # in the end all go at the pace of the slowest
             return max(steps) / devices
         return 1 / sum(1 / max(step, 1e-9) for step in steps)
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable
 
 from offbeat.config.text import read_value
-from offbeat.discipline.named import ROWS, parse
+from offbeat.discipline.course import parse
+from offbeat.discipline.named import ROWS
 from offbeat.errors import ConfigError
 
 _NAME = re.compile(r"[a-z][a-z-]*(:|$)")  # how a discipline begins; `lr=0.1` and `2` do not

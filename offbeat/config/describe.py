@@ -43,7 +43,7 @@ def describe_job(config: RunConfig, job: Job) -> dict[str, Any]:
     """A job as JSON: enough to make it again, given model, data and loss, wherever it runs."""
     numbers = job.content
     return {
-        "discipline": str(job.discipline),
+        "discipline": str(job.course),
         "workers": job.workers,
         "batch_size": job.batch_size // numbers.accumulate,
         "accumulate": numbers.accumulate,

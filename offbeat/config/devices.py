@@ -46,8 +46,16 @@ class Devices:
 
     @property
     def kinds(self) -> set[str]:
-        """Of accelerators: cuda, xpu and the like, or the word auto where that is open."""
-        return {name.partition(":")[0] for name in self.names} - {"cpu"}
+        """Of accelerators: cuda, xpu and the like."""
+        return {name.partition(":")[0] for name in self.names} - {"cpu", AUTO}
+
+    def begun(self, worker: int) -> Device:
+        """Where a worker computes, in its own process; a scheduler may have chosen what it sees."""
+        if self.names == (AUTO,):
+            return Devices(_begun(())).of(worker)
+        found = self.of(worker)
+        _begun((str(found),))
+        return found
 
 
 def devices_of(wanted: str | Sequence[str] | None, workers: int, processes: int = 1) -> Devices:
@@ -55,15 +63,21 @@ def devices_of(wanted: str | Sequence[str] | None, workers: int, processes: int 
 
     A worker may be several processes.
     """
-    names = named(wanted)
-    if names == (AUTO,):
+    if named(wanted) == (AUTO,):
         return Devices(_look(()), processes)
+    found = asked_for(wanted, workers, processes)
+    there = tuple(dict.fromkeys(name for name in found.names if name != "cpu"))
+    if there:
+        _look(there)
+    return found
+
+
+def asked_for(wanted: str | Sequence[str] | None, workers: int, processes: int = 1) -> Devices:
+    """The same where workers compute on other machines, and look there."""
+    names = named(wanted)
     if len(names) not in (1, workers, workers * processes):
         each = "" if processes == 1 else f" of {processes} processes"
         raise ConfigError(f"{len(names)} devices for {workers} workers{each}: {EXAMPLES}")
-    there = tuple(dict.fromkeys(name for name in names if name != "cpu"))
-    if there:
-        _look(there)
     return Devices(names, processes if len(names) == workers * processes else 1)
 
 

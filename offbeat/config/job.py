@@ -15,6 +15,7 @@ from offbeat.config.units import LeastTime
 from offbeat.data.lease import Leases
 from offbeat.data.reader import Reader
 from offbeat.data.shares import EQUAL, Shares
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.log.log import Log
@@ -101,7 +102,7 @@ class AnyJob:
     """One run: what is trained, under which discipline, by how many workers, for how long."""
 
     content: Training | CostOnly
-    discipline: Discipline
+    course: Course
     workers: int
     batch_size: int
     epochs: int
@@ -123,6 +124,11 @@ class AnyJob:
             raise ConfigError(f"seed must lie between 0 and 2**63 - 1, not {self.seed}")
         if self.hash_every < 1:
             raise ConfigError(f"hash_every must be at least 1, not {self.hash_every}")
+
+    @property
+    def discipline(self) -> Discipline:
+        """What it begins with; what is sent and applied stays the same throughout its course."""
+        return self.course.first
 
     def check_simulated(self) -> None:
         """Refuse what virtual time cannot show."""
@@ -164,7 +170,7 @@ class AnyJob:
         """The store, in this process's own memory or with parameters and board where they are."""
         parameters = self.make_parameters(flats)
         return Store(
-            self.discipline, self.workers, self.leases(), log, parameters, self.hash_every, cells
+            self.course, self.workers, self.leases(), log, parameters, self.hash_every, cells
         )
 
     def make_parameters(self, flats: Sequence[Flat] | None = None) -> Parameters:
@@ -265,7 +271,8 @@ class Job(AnyJob):
     ) -> Parameters:
         """The store's numbers, or those of some of its shards."""
         numbers = self.content
-        kind = GossipParameters if self.discipline.pairs else kind
+        if self.discipline.pairs and not issubclass(kind, GossipParameters):
+            kind = GossipParameters
         made = kind(
             numbers.model,
             numbers.placement,

@@ -20,6 +20,7 @@ from offbeat.data.order import Reading
 from offbeat.data.reader import Collate, Reader
 from offbeat.data.shares import Shares
 from offbeat.data.stream import open_reader
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.errors import ConfigError
@@ -56,6 +57,7 @@ class Local:
     overlap: bool = False
     prefetch: bool | None = None  # read ahead in a thread; True: the dataset never draws
     via: str = "store"  # how contributions meet: in a store, or "allreduce", among the workers
+    backup: Literal["auto", False] = "auto"  # a second copy of a store that images cannot keep
 
     name: ClassVar[str] = "local"
 
@@ -69,6 +71,12 @@ class Local:
                 "write patience=30"
             )
         one_of("via", self.via, VIA)
+        backup: Any = self.backup
+        if backup is not False and backup != "auto":
+            raise ConfigError(
+                f"backup must be 'auto' or False, not {backup!r}: with 'auto' a store that is "
+                "killed loses nothing, with False it may go back to its last checkpoint"
+            )
 
     def described(self, job: Job) -> dict[str, Any]:
         """What a run folder says of this engine: all that replay and resuming depend on."""
@@ -206,7 +214,7 @@ class RunConfig:
     metric: Metrics = None
 
     # How its workers keep step.
-    discipline: Discipline | str = "bsp"
+    discipline: Discipline | Course | str = "bsp"
     workers: int = USUAL
     shares: Shares | str | Sequence[float] | None = None
     layout: Layout | str | None = None

@@ -11,18 +11,19 @@ from offbeat import codec as codecs
 from offbeat.codec import Codec
 from offbeat.config.checks import at_least
 from offbeat.config.describe import numerics_of
-from offbeat.config.devices import devices_of
+from offbeat.config.devices import Devices, asked_for, devices_of
 from offbeat.config.job import Job, Training
-from offbeat.config.run_config import Local, RunConfig
+from offbeat.config.run_config import Hosts, Local, RunConfig
 from offbeat.config.trial import apart, check_single_samples, try_batch
 from offbeat.data.loader import makes_batches
 from offbeat.data.reader import Reader
 from offbeat.data.shares import as_shares
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
-from offbeat.discipline.named import as_discipline
 from offbeat.errors import ConfigError
 from offbeat.model import objective
 from offbeat.model.checks import check_copies, check_hooks, check_mode, check_model, check_sparse
+from offbeat.model.device import CPU
 from offbeat.model.objective import BatchLoss
 from offbeat.model.table import ByCount, BySize, ByWeight, Placement, Staged, count, total_bytes
 from offbeat.rules.constraint import constraints_of, refuse_rows
@@ -41,8 +42,8 @@ def make_job(config: RunConfig) -> Job:
     """Check everything that can be checked before a run, and put it together."""
     if config.workers > _MOST:
         raise ConfigError(f"workers must be at most {_MOST:,}, not {config.workers:,}")
-    discipline = as_discipline(config.discipline)
-    filled = discipline.for_workers(config.workers)
+    course = as_course(config.discipline)
+    filled = course.for_workers(config.workers).first
     model, accumulate = config.model, config.accumulate
     check_model(model)
     if config.loss is not None:
@@ -53,7 +54,8 @@ def make_job(config: RunConfig) -> Job:
     reader = config.reader()
     reader.check()
     shares = as_shares(config.shares)
-    shares.check(discipline, config.workers)
+    for stage in course.stages:
+        shares.check(stage, config.workers)
     if shares.uneven and makes_batches(reader):
         raise ConfigError(
             f"shares={shares} cuts batches of other sizes than the DataLoader makes: leave shares "
@@ -71,15 +73,15 @@ def make_job(config: RunConfig) -> Job:
             config.policies,
             accumulate,
             cut,
-            devices_of(config.device, config.workers, 1 if cut is None else _each(cut)),
+            _devices(config, cut),
         ),
-        discipline,
+        course,
         config.workers,
         config.batch_size * accumulate,
         config.epochs,
         config.seed,
         _codec(config.codec),
-        _pull_codec(config, discipline),
+        _pull_codec(config, course.first),
         config.nonfinite,
         _hash_every(config.hash_every, model),
         config.drop_last,
@@ -94,11 +96,14 @@ def make_job(config: RunConfig) -> Job:
     return job
 
 
-def try_step(job: Job) -> None:
-    """Try one step of a worker, and refuse what would come out otherwise than in PyTorch."""
+def try_step(job: Job, here: bool = True) -> None:
+    """Try one step of a worker, and refuse what would come out otherwise than in PyTorch.
+
+    Workers that compute on other machines have their devices there, and not `here`.
+    """
     numbers = job.content
     size = min(job.batch_size // numbers.accumulate, job.samples)
-    device = numbers.devices.of(0)
+    device = numbers.devices.of(0) if here else CPU
     found = try_batch(numbers.model, numbers.reader, numbers.loss, size, device)
     if numbers.cut is not None and found.reads:
         raise ConfigError(
@@ -118,7 +123,7 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
         return None
     clip, size, model = config.clip, config.batch_size, config.model
     around = RunAround(
-        as_discipline(config.discipline),
+        as_course(config.discipline),
         size,
         config.accumulate,
         isinstance(config.loss, BatchLoss),
@@ -139,9 +144,10 @@ def cut_of(config: RunConfig, reader: Reader) -> Cut | None:
     return cut
 
 
-def _each(cut: Cut) -> int:
-    """The processes of a worker."""
-    return cut.layout.pp * cut.layout.tp
+def _devices(config: RunConfig, cut: Cut | None) -> Devices:
+    elsewhere = isinstance(config.engine, Hosts)
+    each = 1 if cut is None else cut.layout.pp * cut.layout.tp
+    return (asked_for if elsewhere else devices_of)(config.device, config.workers, each)
 
 
 def _check_devices(job: Job) -> None:
@@ -285,7 +291,7 @@ def _check_length(job: Job) -> None:
     per = recipe.schedule.per
     expected = {
         "epoch": job.epochs,
-        "version": expected_updates(job.discipline, job.workers, _batches(job)),
+        "version": expected_updates(job.course, job.workers, _batches(job)),
         "progress": _batches(job),
     }[per]
     if isinstance(length, int) and not expected <= length <= expected * 5 / 4 + job.workers:
@@ -303,8 +309,6 @@ def _batches(job: Job) -> int:
     return job.leases().progress(job.epochs * job.samples)
 
 
-def expected_updates(discipline: Discipline, workers: int, batches: int) -> int:
+def expected_updates(course: Course, workers: int, batches: int) -> int:
     """About how many updates a run makes of so many batches, if nobody is lost."""
-    filled = discipline.for_workers(workers)
-    together, steps = filled.gather.together(workers), filled.send.local_steps
-    return -(-batches // (together * steps))
+    return course.for_workers(workers).versions(batches, workers)

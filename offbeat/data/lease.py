@@ -243,6 +243,11 @@ class Leases:
         elif held:
             self.held[worker] = [lease for lease in held if lease not in leases]
 
+    def give_back(self, worker: int, leases: Sequence[Lease]) -> None:
+        """`worker` computed these in vain: they are issued again, before anything new."""
+        self.hand_in(worker, leases)
+        self.returned.extend(leases)
+
     def reclaim(self, worker: int) -> list[Lease]:
         """Take back what a lost worker held, to be issued before anything new."""
         self.sizes.forget(worker)

@@ -213,6 +213,13 @@ def check(reader: Reader, batch: int) -> None:
             "prefetch=True reads in a thread, and a stream has generators of its own: pass "
             "DataLoader(stream, num_workers=1), which reads ahead in a process"
         )
+    order = reader.reading.order
+    if order is not None and not order.quiet:
+        raise ConfigError(
+            f"prefetch=True reads in a thread, and {order} draws from the generators of the whole "
+            "process: leave prefetch out, or pass DataLoader(..., num_workers=1), which reads "
+            "ahead in a process"
+        )
     with undisturbed():
         if _draws(lambda: reader.read(Lease(0, 0, min(batch, len(reader)))))[1]:
             raise ConfigError(f"prefetch=True, but {DRAWS}")

@@ -54,14 +54,7 @@ class StreamReader(Reader):
 
     def check(self) -> None:
         """Refuse a stream whose samples cannot be numbered."""
-        try:
-            count = len(self.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            raise ConfigError(
-                f"the stream {type(self.dataset).__name__} does not say how many samples make an "
-                "epoch: give it __len__ (with batch_size=None, the batches of an epoch)"
-            ) from None
-        few = range(min(2, count))
+        few = range(min(2, len(self)))
         one, other = [StreamReader(self.dataset, self.seed)._items(0, few) for _ in range(2)]
         if not _same(one, other):
             raise ConfigError(
@@ -71,7 +64,13 @@ class StreamReader(Reader):
             )
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        try:
+            return len(self.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            raise ConfigError(
+                f"the stream {type(self.dataset).__name__} does not say how many samples make an "
+                "epoch: give it __len__ (with batch_size=None, the batches of an epoch)"
+            ) from None
 
     def read(self, lease: Lease, part: slice = slice(None)) -> Any:
         numbers = range(lease.start, lease.stop)[part]

@@ -49,6 +49,10 @@ class Discipline:
                 "gathering from all workers is a barrier, so wait must be 0; "
                 "use Count(k) to gather without one"
             )
+        if send.in_place and gather.limit is not None:
+            raise ConfigError(
+                "workers that write in place send nothing that could be dropped: leave limit out"
+            )
         if send.centre and gather != Count(1):
             raise ConfigError(
                 "the elastic difference is exchanged one worker at a time: use gather=Count(1)"
@@ -99,7 +103,7 @@ class Discipline:
     @property
     def drops(self) -> bool:
         """Whether late contributions are dropped by design."""
-        return self.gather.backup > 0
+        return self.gather.limit is not None
 
     @property
     def ordered(self) -> bool:
@@ -123,7 +127,7 @@ class Discipline:
                 f"backup={self.gather.backup} leaves nobody to gather from: "
                 f"with {workers} workers use backup={workers - 1} or less"
             )
-        if self.gather.k > workers:
+        if self.gather.k > workers and self.gather.limit != 0:  # of one version any number may be
             raise ConfigError(
                 f"an update cannot gather {self.gather.k} contributions from {workers} workers: "
                 f"use {workers} or less, or more workers"

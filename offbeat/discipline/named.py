@@ -36,7 +36,7 @@ _Row = Callable[..., Discipline]
 ROWS: dict[str, _Row] = {}
 # Whole-number settings by name, so that an error speaks of the setting the user wrote.
 _LEAST = {"slack": 0, "backup": 0} | dict.fromkeys(
-    ("s", "h", "k", "period", "block", "push", "fetch", "every"), 1
+    ("s", "r", "h", "k", "period", "block", "push", "fetch", "every"), 1
 )
 
 
@@ -82,9 +82,9 @@ def _argument_text(key: str, value: Any, *, bare: bool) -> str:
 
 
 @_named("bsp")
-def BSP(*, backup: int = 0) -> Discipline:
+def BSP(*, backup: int = 0, redo: bool = False) -> Discipline:
     """Lock-step: all gradients of a round make one update; the last `backup` are dropped."""
-    return Discipline(Gradient(), All(backup), wait=0)
+    return Discipline(Gradient(), All(backup, redo), wait=0)
 
 
 @_named("soft")
@@ -103,6 +103,18 @@ def SSP(slack: int, weigh: Weigh = Constant()) -> Discipline:  # noqa: B008
 def ASP(weigh: Weigh = Constant()) -> Discipline:  # noqa: B008
     """Free-running: every gradient is an update of its own, and nobody waits."""
     return Discipline(Gradient(), Count(1), weigh=weigh)
+
+
+@_named("ringmaster")
+def Ringmaster(r: int, weigh: Weigh = Constant(), redo: bool = False) -> Discipline:  # noqa: B008
+    """Free-running, but a gradient is dropped if `r` updates or more were made since its pull."""
+    return Discipline(Gradient(), Count(1, limit=r - 1, redo=redo), weigh=weigh)
+
+
+@_named("rennala")
+def Rennala(s: int, redo: bool = False) -> Discipline:
+    """`s` gradients of the current version make an update; those of older ones are dropped."""
+    return Discipline(Gradient(), Count(s, limit=0, redo=redo))
 
 
 @_named("downpour")

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from offbeat.config.checks import at_least, one_of, within, yes_or_no
 from offbeat.config.text import Choice
+from offbeat.errors import ConfigError
 
 # ---------------------------------------------------------------- send: what goes out, how often
 
@@ -49,6 +50,11 @@ class Send:
     def descends(self) -> str:
         """What the store's rule is given: what it keeps of one means nothing for another."""
         return "gradients"
+
+    @property
+    def lasting(self) -> "Send":
+        """What of it stays throughout a course: how many steps come next is told with each pull."""
+        return self
 
     def for_workers(self, workers: int) -> "Send":
         """The same with every number filled in that depends on `workers`."""
@@ -110,6 +116,10 @@ class Change(Send):
         return self.every
 
     @property
+    def lasting(self) -> Send:
+        return dataclasses.replace(self, every=1, by_speed=False)
+
+    @property
     def averages_state(self) -> bool:
         return self.state == "average"
 
@@ -136,6 +146,10 @@ class Elastic(Send):
     @property
     def local_steps(self) -> int:
         return self.every
+
+    @property
+    def lasting(self) -> Send:
+        return dataclasses.replace(self, every=1)
 
     @property
     def descends(self) -> str:
@@ -178,6 +192,16 @@ class Gather:
         """Contributions of a round that are not waited for, and dropped."""
         return 0
 
+    @property
+    def limit(self) -> int | None:
+        """The largest staleness that is still applied; what is staler is dropped. None is any."""
+        return None
+
+    @property
+    def redo(self) -> bool:
+        """Whether samples of what is dropped go out again, so that each is applied once."""
+        return False
+
     def together(self, workers: int) -> int:
         """Contributions in an update if nobody is lost."""
         return self.k or workers - self.backup
@@ -185,26 +209,47 @@ class Gather:
 
 @dataclass(frozen=True)
 class All(Gather):
-    """One contribution of every live worker, less `backup`; those that come late are dropped."""
+    """One contribution of every live worker, less `backup`; those that come late are dropped.
+
+    With `redo` their samples go out again.
+    """
 
     kind = "all"
     barrier = True
     k = 0
     backup: int = 0
+    redo: bool = False
 
     def __post_init__(self) -> None:
         at_least("backup", self.backup, 0)
+        yes_or_no("redo", self.redo)
+        if self.redo and not self.backup:
+            raise ConfigError("redo is for what is dropped, and nothing is: give backup as well")
+
+    @property
+    def limit(self) -> int | None:
+        return 0 if self.backup else None
 
 
 @dataclass(frozen=True)
 class Count(Gather):
-    """Any `k` contributions, whoever sends them."""
+    """Any `k` contributions, whoever sends them; what is staler than `limit` is dropped.
+
+    With `redo` the samples of what is dropped go out again.
+    """
 
     kind = "count"
     k: int = 1
+    limit: int | None = None
+    redo: bool = False
 
     def __post_init__(self) -> None:
         at_least("k", self.k, 1)
+        if self.limit is not None:
+            at_least("limit", self.limit, 0)
+        yes_or_no("redo", self.redo)
+        if self.redo and self.limit is None:
+            raise ConfigError("redo is for what is dropped, and nothing is: give limit as well")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Self
 from offbeat.config.describe import describe
 from offbeat.config.devices import devices_of
 from offbeat.config.job import Job
-from offbeat.config.run_config import Local, RunConfig, Simulated
+from offbeat.config.run_config import Hosts, Local, RunConfig, Simulated
 from offbeat.config.setup import try_step
 from offbeat.config.task import metrics_of
 from offbeat.config.trial import apart
@@ -131,7 +131,7 @@ def _check(config: RunConfig, job: Job) -> None:
     elif isinstance(engine, Simulated):
         job.check_simulated()
     if config.loss is not None:
-        try_step(job)
+        try_step(job, here=not isinstance(engine, Hosts))
     if config.verify:
         if not isinstance(engine, Local) or job.content.cut is None:
             raise ConfigError(

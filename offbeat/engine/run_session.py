@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from offbeat.config.describe import first_difference
 from offbeat.config.job import Job
+from offbeat.discipline.course import as_course
 from offbeat.discipline.discipline import Discipline
-from offbeat.discipline.named import parse
 from offbeat.engine.result import Run, interrupted
 from offbeat.engine.signals import heard
 from offbeat.errors import CheckpointError, ConfigError, RunError
@@ -172,7 +172,7 @@ class RunSession:
 
     def _finished(self, job: Job, store: Store, tally: Tally, engine: str, worker: int) -> Run:
         summary = tally.summary(
-            str(job.discipline),
+            str(job.course),
             engine,
             store.leases.ledger.summary(),
             {"store": store.parameters.nbytes, "worker": worker},
@@ -245,7 +245,7 @@ def _other_role(earlier: RunFolder, discipline: Discipline) -> str:
     """Why a rule's state means nothing under another discipline; nothing if it does."""
     text = str(earlier.config().get("discipline"))
     try:
-        before = parse(text)
+        before = as_course(text).first
     except ConfigError:
         return f"nobody knows what the rule of {text} was given"
     if before.pairs and not discipline.pairs:

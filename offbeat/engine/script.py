@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from offbeat.config.devices import Devices, named
+from offbeat.config.devices import named
 from offbeat.config.job import Job, WorkerMemory
 from offbeat.config.run_config import RunConfig, configure
 from offbeat.config.setup import make_job
 from offbeat.data.lease import Lease
 from offbeat.data.random_state import seed_all
 from offbeat.data.reader import mix
-from offbeat.discipline.named import as_discipline
+from offbeat.discipline.course import as_course
 from offbeat.errors import ConfigError
 from offbeat.model.checks import check_copies, check_hooks
 from offbeat.split.layout import in_halves
@@ -41,7 +41,7 @@ def script_config(given: Mapping[str, Any]) -> RunConfig:
         given["layout"] = in_halves(given["layout"])
     config = configure(given)
     # A script keeps its optimiser under every discipline, also where it is not used.
-    own = as_discipline(config.discipline).brings_rule
+    own = as_course(config.discipline).first.brings_rule
     return replace(config, optimizer=None) if own else config
 
 
@@ -52,7 +52,7 @@ def script_job(config: RunConfig) -> Job:
     # Stages are made of the model while the script holds the front.
     check_hooks(config.model)
     check_copies(config.model)
-    if Devices(named(config.device)).kinds:
+    if {*named(config.device)} != {"cpu"}:
         raise ConfigError(
             "a script holds a split model where its stages look for it, which is on the CPU: pass "
             "the model to ob.train with layout and device, or leave one of them out"

@@ -13,7 +13,8 @@ import msgspec
 from offbeat.errors import RunError
 
 TESTER = -1  # the number of the process that tests
-SERVER = -2  # that of the server, with its shard processes behind it: -3, -4, ...
+BACKUP = -2  # that of the one that follows the server
+SERVER = -3  # that of the server, with its shard processes behind it: -4, -5, ...
 RESTARTS = 3  # deaths in a row, without any work between them, that a process is forgiven
 
 
@@ -34,7 +35,7 @@ class Role:
         """What `ps` and `top` show."""
         if self.number < SERVER:
             return f"offbeat shard {SERVER - self.number}"
-        special = {SERVER: "offbeat server", TESTER: "offbeat tester"}
+        special = {SERVER: "offbeat server", TESTER: "offbeat tester", BACKUP: "offbeat backup"}
         return special.get(self.number, f"offbeat {self.number}")
 
     @property
@@ -42,7 +43,7 @@ class Role:
         """What errors call it."""
         if self.number < SERVER:
             return f"shard process {SERVER - self.number}"
-        special = {SERVER: "the server", TESTER: "the test process"}
+        special = {SERVER: "the server", TESTER: "the test process", BACKUP: "the backup"}
         return special.get(self.number, f"worker {self.number}")
 
 

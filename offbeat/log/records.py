@@ -83,10 +83,11 @@ class Updated(Record, tag="update"):
 
 
 class Dropped(Record, tag="drop"):
-    """A contribution came too late for its round and was not applied."""
+    """A contribution came too late and was not applied."""
 
     version: int
     part: Part
+    redo: bool = False  # whether its samples go out again, and so are not given up
 
 
 class Refused(Record, tag="refuse"):
@@ -168,6 +169,17 @@ class EpochDone(Record, tag="epoch"):
     version: int
 
 
+class Turned(Record, tag="turn"):
+    """From `version` on another discipline holds, the one of the `stage`-th turn of the course."""
+
+    version: int
+    stage: int
+    discipline: str
+    rate: float = 1.0  # what it makes of the learning rate
+    why: str = ""
+    level: bool = False  # whether all clocks were set to that of the slowest
+
+
 class Evaluated(Record, tag="test"):
     """The store's parameters on the test set."""
 
@@ -182,5 +194,5 @@ class Evaluated(Record, tag="test"):
 Entry = (
     Begun | Joined | Pulled | Admitted | Updated | Dropped | Refused | Lost | Left | Ended | Linked
     | Measured | Relaid | Rested
-    | EpochDone | Evaluated
+    | EpochDone | Turned | Evaluated
 )  # fmt: skip

@@ -156,7 +156,7 @@ class BesideComputing:
         self.place = place
         self.stream = self.module.Stream(place) if hasattr(self.module, "Stream") else None
 
-    def memory(self, size: int) -> Tensor:
+    def room(self, size: int) -> Tensor:
         """Memory of the CPU that the device may write while the CPU does something else."""
         return torch.zeros(size, dtype=torch.uint8, pin_memory=self.stream is not None)
 

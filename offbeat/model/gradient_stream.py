@@ -92,7 +92,7 @@ class DeviceStream(Stream):
         super().__init__(parameters)
         self.made = [flat.zeros() for flat in flats]
         self.beside = BesideComputing(self.made[0].buffer.device)
-        self.down = [Flat(flat.table, self.beside.memory(flat.table.nbytes)) for flat in flats]
+        self.down = [Flat(flat.table, self.beside.room(flat.table.nbytes)) for flat in flats]
         self.pieces = [piece for number in range(len(flats)) for piece in self._pieces(number)]
         self.piece_of = {name: piece for piece in self.pieces for name in piece.names}
         self.into: Sequence[Flat] = ()

@@ -95,7 +95,7 @@ class CharTransformer(nn.Module):
         self.alphabet = alphabet
         self.character = nn.Embedding(len(alphabet), width)
         self.position = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(DecoderBlock(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         # Not tied to the embedding: a model split over devices may hold the two apart.
         self.head = nn.Linear(width, len(alphabet), bias=False)
@@ -116,7 +116,7 @@ class CharTransformer(nn.Module):
         return states
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention, then a perceptron; each reads a normalised copy and adds to what it read."""
 
     # What processes that have this block together share: most of its weights.

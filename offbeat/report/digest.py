@@ -23,6 +23,7 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.report.recount import Recount
@@ -41,7 +42,7 @@ _HUGE = 1 << 40  # no honest count in one record is above this
 _AGES = 1e15  # nor any number of seconds
 
 
-class Event(msgspec.Struct, frozen=True):
+class RunEvent(msgspec.Struct, frozen=True):
     """Something rare: a worker "joined", was "lost", "left", or had a contribution "refused"."""
 
     time: float
@@ -70,7 +71,7 @@ class RunDigest(msgspec.Struct):
     speeds: list[Speed] = []
     segments: list[Segment] = []
     window: tuple[float, float] = (0.0, 0.0)  # the stretch of time that `segments` covers
-    events: list[Event] = []
+    events: list[RunEvent] = []
     metric: Judged | None = None  # the user's own, if there is one
     climbs: Climbs | None = None  # what was reached and kept, from all tests that there were
 
@@ -192,7 +193,7 @@ class _Count:
         self.timeline = Timeline(config.workers, self.virtual, SEGMENTS, end / 2)
         self.width = end / SPEEDS
         self.counts = [0] * SPEEDS  # samples applied in each stretch of the run
-        self.events: list[Event] = []
+        self.events: list[RunEvent] = []
 
     def see(self, record: Entry) -> None:
         """Count a record; ValueError says what is wrong with it."""
@@ -206,9 +207,10 @@ class _Count:
                     self._applied(record.time, part.samples)
         elif isinstance(record, Dropped):
             self._check(record.part)
-            self.ledger.settle(record.part.leases, "dropped")
-        elif isinstance(record, Evaluated):
-            self._sane(record.version, record.samples)
+            if not record.redo:
+                self.ledger.settle(record.part.leases, "dropped")
+        elif isinstance(record, Evaluated | Turned):
+            self._sane(record.version, record.samples if isinstance(record, Evaluated) else 0)
         elif hasattr(record, "worker"):
             self._known(record.worker)
             if isinstance(record, Pulled):
@@ -258,7 +260,7 @@ class _Count:
         first = isinstance(record, Joined) and not self.tally.figures[record.worker].joins
         if not first and len(self.events) < EVENTS:
             kind = {Joined: "joined", Lost: "lost", Left: "left", Refused: "refused"}[type(record)]
-            self.events.append(Event(record.time, kind, record.worker))
+            self.events.append(RunEvent(record.time, kind, record.worker))
 
     def digest(self, name: str, told: _Told, finished: bool) -> RunDigest:
         config, tally = self.config, self.tally

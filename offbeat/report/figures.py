@@ -8,7 +8,7 @@ from offbeat.report import grid as figures_of
 from offbeat.report.drawing import Look, Picture, canvas, finish, legend, light, plain
 from offbeat.report.figures_one import losses, pace, shares
 from offbeat.report.figures_runs import curves, histogram, timeline
-from offbeat.report.grid import CellGroup, Grid, Span, marks
+from offbeat.report.grid import CellGroup, Grid, Spread, marks
 from offbeat.report.score import ACCURACY
 from offbeat.report.tables import rate, seconds, share, size
 from offbeat.report.words import counted
@@ -27,7 +27,7 @@ class FigureMetric:
     title: str
     axis: str
     caption: str
-    take: Callable[[CellGroup], Span | None]
+    take: Callable[[CellGroup], Spread | None]
     write: Callable[[float], str]
     factor: float = 1.0  # from what is taken to what the axis shows
     from_zero: bool = True
@@ -116,7 +116,7 @@ def against_devices(grid: Grid, metric: FigureMetric) -> Picture | None:
 
 
 def _words(
-    metric: FigureMetric, found: Sequence[tuple[CellGroup, Span]], missing: Sequence[CellGroup]
+    metric: FigureMetric, found: Sequence[tuple[CellGroup, Spread]], missing: Sequence[CellGroup]
 ) -> str:  # fmt: skip
     parts = [f"{plain(g.name)}: {metric.write(span.mean)}" for g, span in found]
     parts += [f"{plain(g.name)}: not reached" for g in missing]
@@ -124,7 +124,7 @@ def _words(
     return text if len(text) <= MANY_WORDS else text[:MANY_WORDS] + "… see the table of results"
 
 
-Found = Sequence[tuple[CellGroup, Span]]
+Found = Sequence[tuple[CellGroup, Spread]]
 
 
 def _lines(
@@ -174,7 +174,7 @@ def _lines(
     return figure
 
 
-def _whiskers(spans: Sequence[Span], factor: float) -> Any:
+def _whiskers(spans: Sequence[Spread], factor: float) -> Any:
     if all(span.count == 1 for span in spans):
         return None
     low = [max(0.0, span.mean - span.low) * factor for span in spans]

@@ -2,7 +2,7 @@
 
 from offbeat.report.digest import CURVE
 from offbeat.report.drawing import Look, Picture, canvas, finish, legend, light
-from offbeat.report.figures_runs import OVER_LINKS, ROWS, kinds_of
+from offbeat.report.figures_runs import OVER_LINKS, ROWS, kinds_of, turn_lines
 from offbeat.report.grid import Grid, marks, thinned
 from offbeat.report.tables import rate, seconds, share
 
@@ -46,6 +46,7 @@ def _over_time(
             [x for x, _ in kept], [y for _, y in kept], color=look.colour, linewidth=1.4,
             marker=look.marker if len(kept) < 3 else None, markersize=4,
         )  # fmt: skip
+    caption += turn_lines(axis, grid.groups()[0].digests)
     axis.set_xlim(left=0)
     if from_zero:
         axis.set_ylim(bottom=0)

@@ -1,6 +1,6 @@
 """The figures that look into runs: curves over time, staleness, and who did what when."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from offbeat.report.digest import CURVE, RunDigest
@@ -18,6 +18,7 @@ PANELS = 4  # numbers of devices whose curves are shown, the greatest
 BINS = 40  # columns of a histogram
 HISTOGRAMS = 8  # panels at most; a page of more is not read
 TIMELINES = 6
+TURNS = 60  # lines for the turns of one run
 STRETCHES = 1600  # of all timelines of a page together, to bound its size
 ROWS = 16  # workers of one timeline
 KINDS = {"compute": "computing", "exchange": "exchanging", "wait": "waiting"}
@@ -53,15 +54,28 @@ def curves(grid: Grid) -> Picture | None:
     legend(figure, list(handles.values()), [plain(name) for name in handles])
     unreal = marks(d for g in shown for d in g.digests)
     finish(figure, f"{what} against time", unreal)
+    turned = {
+        turn_lines(axis, (d for g in shown for d in g.digests if g.devices == number))
+        for axis, number in zip(axes, reversed(devices), strict=True)
+    }
     caption = "Further left is sooner." + (
         " The dashed line is the target." if aim is not None else ""
     )
     if any(len(g.digests) > 1 for g in shown):
         caption += " Each repeat has a line of its own."
+    caption += max(turned)
     ends = "; ".join(
         f"{plain(g.name)}: {_ends(_points(g.digests[0], score), unit.strip(','))}" for g in shown
     )
     return Picture("curves", f"{what} against time", caption, ends, figure, unreal)
+
+
+def turn_lines(axis: "Axes", digests: Iterable[RunDigest]) -> str:
+    """A dotted line where the discipline changed; returns what the caption says of it."""
+    times = [turn.time for digest in digests for turn in digest.summary.turns[:TURNS]]
+    for time in times:
+        axis.axvline(time, color=light("note"), linewidth=0.9, linestyle=":")
+    return " A dotted line is a turn to another discipline." if times else ""
 
 
 def _scale(score: Score) -> float:

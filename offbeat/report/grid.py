@@ -28,7 +28,7 @@ class Cell(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Span:
+class Spread:
     """A figure over repeats: its mean, and the least and the greatest seen."""
 
     mean: float
@@ -37,13 +37,13 @@ class Span:
     count: int
 
     @classmethod
-    def over(cls, values: Sequence[float]) -> "Span | None":
+    def over(cls, values: Sequence[float]) -> "Spread | None":
         """None where there is nothing to average."""
         if not values:
             return None
         return cls(sum(values) / len(values), min(values), max(values), len(values))
 
-    def apart(self, other: "Span") -> bool:
+    def apart(self, other: "Spread") -> bool:
         """True when no repeat of one lies within the other's spread."""
         return self.high < other.low or other.high < self.low
 
@@ -56,12 +56,12 @@ class CellGroup:
     devices: int
     digests: tuple[RunDigest, ...]
 
-    def span(self, figure: Callable[[RunDigest], float | None]) -> Span | None:
+    def span(self, figure: Callable[[RunDigest], float | None]) -> Spread | None:
         """A figure over the repeats; None unless each of them has it."""
         values = [value for d in self.digests if (value := figure(d)) is not None]
-        return Span.over(values) if len(values) == len(self.digests) else None
+        return Spread.over(values) if len(values) == len(self.digests) else None
 
-    def time_to(self, aim: "Aim | None") -> Span | None:
+    def time_to(self, aim: "Aim | None") -> Spread | None:
         """Seconds to the target; None unless every repeat reached and kept it."""
         return None if aim is None else self.span(aim.time)
 
@@ -69,7 +69,7 @@ class CellGroup:
         """How many repeats reached and kept the target."""
         return sum(aim.time(d) is not None for d in self.digests)
 
-    def final(self, score: Score | None) -> Span | None:
+    def final(self, score: Score | None) -> Spread | None:
         """The score of the last test."""
         return None if score is None else self.span(lambda d: final(d, score))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from offbeat.report import grid as figures_of
 from offbeat.report.drawing import plain
 from offbeat.report.figures_runs import timelines
-from offbeat.report.grid import CellGroup, Grid, Span
+from offbeat.report.grid import CellGroup, Grid, Spread
 from offbeat.report.markup import Safe, joined, table, tag
 from offbeat.report.score import ACCURACY
 from offbeat.report.summary import Summary
@@ -61,7 +61,7 @@ WORDS = (
 )
 
 
-def _written(span: Span | None, write: Callable[[float], str]) -> str:
+def _written(span: Spread | None, write: Callable[[float], str]) -> str:
     """A mean with its spread, if it has one."""
     if span is None:
         return "–"

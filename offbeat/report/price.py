@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from offbeat.report.grid import CellGroup, Span, bytes_sent, efficiency, memory, staleness
+from offbeat.report.grid import CellGroup, Spread, bytes_sent, efficiency, memory, staleness
 from offbeat.report.score import Score
 from offbeat.report.tables import share, size
 
@@ -79,7 +79,7 @@ def clearly_worse(one: CellGroup, other: CellGroup, score: Score) -> bool:
     return _differ(mine, its, score, WORTH, MUCH)
 
 
-def _differ(mine: Span, its: Span, score: Score, points: float, part: float) -> bool:
+def _differ(mine: Spread, its: Spread, score: Score, points: float, part: float) -> bool:
     """Whether two differ by so many points of accuracy, or by so much of any other score."""
     scale = max(abs(mine.mean), abs(its.mean))
     if abs(mine.mean - its.mean) < (points if score.kind == "accuracy" else part * scale):

@@ -23,13 +23,15 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.report.score import Climbs, Judged, Kind
-from offbeat.report.words import counted
+from offbeat.report.words import counted, visible
 
 STEPS = 8192  # updates at most in a history; then it is thinned, and the log still has them all
 TESTS = 4096  # tests at most in a history
+MOST_TURNS = 8  # rows of a table
 
 
 class LinkFigures(msgspec.Struct):
@@ -118,6 +120,20 @@ class LayoutFigures(msgspec.Struct):
         self.idle_share = sum(p.idle_share for p in mine) / len(mine)
 
 
+class TurnFigures(msgspec.Struct):
+    """A change of the discipline: when, to what, with which rate, and why."""
+
+    time: float
+    version: int
+    discipline: str
+    rate: float
+    why: str
+
+    def __str__(self) -> str:
+        when = f"at {self.time:.4g} s, version {self.version:,}"
+        return visible(f"to {self.discipline} {when}, rate × {self.rate:.3g}: {self.why}")
+
+
 class Summary(msgspec.Struct):
     """What a run came to. Two simulations with the same seed give equal summaries."""
 
@@ -154,8 +170,17 @@ class Summary(msgspec.Struct):
     left: list[int] = []  # workers whose script has left its loop before the end
     ended_by: int | None = None  # the worker whose script has ended the run for all
     wire_bytes: int = 0  # over the network, both ways, with all that goes beside contributions
+    turns: list[TurnFigures] = []  # of the course, in order; a discipline that holds has none
     shares: str = ""  # of a round's samples, as they were asked for; empty where they are equal
     turned_away: int = 0  # connections from others that did not belong to the run
+
+    @property
+    def turn_rows(self) -> list[str]:
+        """The turns of its course in words; of many the first, and the last."""
+        rows = [str(turn) for turn in self.turns]
+        if len(rows) > MOST_TURNS:
+            rows[MOST_TURNS - 2 : -1] = [f"{len(rows) - MOST_TURNS + 1:,} more"]
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -272,24 +297,39 @@ def height(test: Test) -> float:
     return found
 
 
-class LinkSums(msgspec.Struct, frozen=True):
-    """What the means of a link are made of."""
+class LinkSums(msgspec.Struct):
+    """What has been measured of a link so far, and what it comes to."""
 
+    host: str
+    reached: float  # seconds of a round trip, when it was reached
     trips: int = 0
     round_trips: float = 0.0
+    sent: int = 0
+    received: int = 0
     large_sent: int = 0
     sent_in: float = 0.0
     large_received: int = 0
     received_in: float = 0.0
 
-    def plus(self, record: Measured) -> "LinkSums":
-        return LinkSums(
-            self.trips + (record.round_trip > 0),
-            self.round_trips + record.round_trip,
-            self.large_sent + record.large_sent,
-            self.sent_in + record.sent_in,
-            self.large_received + record.large_received,
-            self.received_in + record.received_in,
+    def add(self, record: Measured) -> None:
+        self.trips += record.round_trip > 0
+        self.round_trips += record.round_trip
+        self.sent += record.sent
+        self.received += record.received
+        self.large_sent += record.large_sent
+        self.sent_in += record.sent_in
+        self.large_received += record.large_received
+        self.received_in += record.received_in
+
+    def figures(self) -> LinkFigures:
+        return LinkFigures(
+            self.host,
+            self.round_trips / self.trips if self.trips else self.reached,
+            self.sent,
+            self.received,
+            self.large_sent / self.sent_in if self.sent_in > 0 else 0.0,
+            self.large_received / self.received_in if self.received_in > 0 else 0.0,
+            self.sent_in + self.received_in,
         )
 
 
@@ -305,6 +345,7 @@ class Tally(Listener):
         self.staleness: Counter[int] = Counter()
         self.updates = self.samples = self.dropped = self.refused = self.lost = self.skipped = 0
         self.left: set[int] = set()
+        self.turns: list[TurnFigures] = []
         self.ended_by: int | None = None
         self.seconds = 0.0
         self.hash = ""
@@ -315,8 +356,7 @@ class Tally(Listener):
         for name, value in vars(self).items():
             setattr(other, name, copy.copy(value))
         other.figures = [copy.copy(mine) for mine in self.figures]
-        for mine in other.figures:
-            mine.link = copy.copy(mine.link)
+        other.links = {worker: copy.copy(sums) for worker, sums in self.links.items()}
         other.history = self.history.copy()
         return other
 
@@ -348,6 +388,9 @@ class Tally(Listener):
             self.figures[record.worker].communication += record.communication
         elif isinstance(record, Refused):
             self.refused += 1
+        elif isinstance(record, Turned):
+            told = (record.time, record.version, record.discipline, record.rate, record.why)
+            self.turns.append(TurnFigures(*told))
         elif isinstance(record, Lost):
             self.lost += 1
         elif isinstance(record, Left):
@@ -358,25 +401,14 @@ class Tally(Listener):
             self._linked(record)
 
     def _linked(self, record: Linked) -> None:
-        mine = self.figures[record.worker]
-        if mine.link is None:
-            mine.link = LinkFigures(record.host, record.round_trip)
-        mine.link.host = record.host
-        if not self.links.get(record.worker, LinkSums()).trips:
-            mine.link.round_trip = record.round_trip
+        sums = self.links.setdefault(record.worker, LinkSums(record.host, record.round_trip))
+        sums.host, sums.reached = record.host, record.round_trip
+        self.figures[record.worker].link = sums.figures()
 
     def _measured(self, record: Measured) -> None:
-        link = self.figures[record.worker].link
-        if link is None:
-            link = self.figures[record.worker].link = LinkFigures("", record.round_trip)
-        sums = self.links[record.worker] = self.links.get(record.worker, LinkSums()).plus(record)
-        link.sent += record.sent
-        link.received += record.received
-        if sums.trips:
-            link.round_trip = sums.round_trips / sums.trips
-        link.transfers = sums.sent_in + sums.received_in
-        link.up = sums.large_sent / sums.sent_in if sums.sent_in > 0 else 0.0
-        link.down = sums.large_received / sums.received_in if sums.received_in > 0 else 0.0
+        sums = self.links.setdefault(record.worker, LinkSums("", record.round_trip))
+        sums.add(record)
+        self.figures[record.worker].link = sums.figures()
 
     def _updated(self, record: Updated) -> None:
         self.updates += 1
@@ -451,5 +483,6 @@ class Tally(Listener):
             metrics=dict(last.metrics) if last else {},
             left=sorted(self.left),
             ended_by=self.ended_by,
+            turns=list(self.turns),
             wire_bytes=sum(w.link.sent + w.link.received for w in self.figures if w.link),
         )

@@ -136,6 +136,7 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
             f"{counted(summary.samples, 'sample')} in {seconds(summary.seconds)} s",
         ),
         ("updates", f"{summary.updates:,}{_not_applied(summary)}"),
+        *(("turn", row) for row in summary.turn_rows),
     ]
     if summary.metric is not None:
         rows.append((summary.metric_name, f"{summary.metric:.4g} on the test set"))
@@ -226,6 +227,7 @@ LINK_BOUND = 0.5  # of a worker's time in its link from which that is worth a wo
 _HOLDERS = {
     "store": "at the store",
     "store_largest": "at the largest of its processes",
+    "backup": "at its backup",
     "worker": "at the largest worker",
     "worker_peak": "for all of the largest worker process",
 }

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
-from offbeat.report.grid import Aim, CellGroup, Grid, Span, speed, waiting
+from offbeat.report.grid import Aim, CellGroup, Grid, Spread, speed, waiting
 from offbeat.report.price import ended_better, gave_up, highest, listed, rather, strength, times
 from offbeat.report.tables import in_links, rate, seconds, share, size, slow_links
 from offbeat.report.words import counted
@@ -59,7 +59,7 @@ def verdict(grid: Grid) -> Verdict:
 # ---------------------------------------------------------------- who was first
 
 
-def _first(reached: Sequence[tuple[CellGroup, Span]], aim: Aim, where: str) -> Verdict:
+def _first(reached: Sequence[tuple[CellGroup, Spread]], aim: Aim, where: str) -> Verdict:
     winner, time = reached[0]
     baseline = _synchronous([g for g, _ in reached])
     tied = [g for g, other in reached if g is winner or not _clear(time, other)]
@@ -94,7 +94,7 @@ def _first(reached: Sequence[tuple[CellGroup, Span]], aim: Aim, where: str) -> V
     return Verdict(headline, sentences, winner.discipline)
 
 
-def _clear(first: Span, other: Span) -> bool:
+def _clear(first: Spread, other: Spread) -> bool:
     """True when the difference is more than chance, as far as repeats can tell."""
     if first.count > 1 or other.count > 1:
         return first.apart(other)
@@ -102,7 +102,7 @@ def _clear(first: Span, other: Span) -> bool:
 
 
 def _tie(
-    tied: Sequence[CellGroup], reached: Sequence[tuple[CellGroup, Span]], aim: Aim, where: str
+    tied: Sequence[CellGroup], reached: Sequence[tuple[CellGroup, Spread]], aim: Aim, where: str
 ) -> Verdict:
     names = listed([g.discipline for g in tied])
     when = listed([f"{g.discipline} after {_spread(t)}" for g, t in reached if g in tied])
@@ -269,11 +269,11 @@ def _where(groups: Sequence[CellGroup]) -> str:
     return f" on {counted(counts.pop(), 'device')}" if len(counts) == 1 else ""
 
 
-def _time(span: Span) -> str:
+def _time(span: Spread) -> str:
     return f"{seconds(span.mean)} s"
 
 
-def _spread(span: Span) -> str:
+def _spread(span: Spread) -> str:
     """A time with the least and the greatest of its repeats, if they differ."""
     if span.low == span.high:
         return _time(span)

@@ -17,6 +17,15 @@ ELEMENTWISE = (
     optim.RMSMomentum, optim.BlockMomentum, optim.DelayedNesterov,
 )  # fmt: skip
 
+_OTHER_WAYS = ("fused", "capturable", "differentiable", "foreach")  # of making the same step
+
+
+def leaves_gradients(rule: torch.optim.Optimizer) -> bool:
+    """Whether a rule is known to write nothing where gradients lie."""
+    if type(rule) not in ELEMENTWISE:
+        return False
+    return not any(group.get(key) for group in rule.param_groups for key in _OTHER_WAYS)
+
 
 class FusedRule:
     """The vector in which tensors lie side by side, in the place of all of them in their rule.
@@ -50,8 +59,8 @@ class FusedRule:
         whole = len(flat.spans) == 1 and table.nbytes <= FEW and len(table) == len(tensors) > 1
         if not whole or type(rule) not in ELEMENTWISE or len(groups) != 1:
             return None
-        odd = ("fused", "capturable", "differentiable", "foreach")
-        if any(groups[0].get(key) for key in odd) or isinstance(groups[0]["lr"], Tensor):
+        odd = any(groups[0].get(key) for key in _OTHER_WAYS)
+        if odd or isinstance(groups[0]["lr"], Tensor):
             return None
         # Whoever looks on wants to see the tensors. PyTorch has no public way to ask for hooks.
         if rule._optimizer_step_pre_hooks or rule._optimizer_step_post_hooks:

@@ -215,6 +215,12 @@ def round_over(rows: Rows, worker: int) -> None:
         rows[Row.BINDING][worker] = rows[Row.CLOCK][worker]
 
 
+def level(cells: Cells) -> None:
+    """From here on everybody who binds others is as far as the slowest, so nobody is ahead."""
+    bound = cells[Row.BINDING] != UNBOUND
+    cells[Row.CLOCK, bound] = cells[Row.BINDING, bound] = slowest(cells)
+
+
 def blame(rows: Rows, worker: int, other: int) -> None:
     """Note whom a waiting worker waits for: the one furthest behind, if it binds others."""
     rows[Row.BLOCKER][worker] = NOBODY if rows[Row.BINDING][other] == UNBOUND else other

@@ -4,6 +4,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from offbeat.data.lease import Lease, Leases
+from offbeat.discipline.course import Course, Turn, as_course
 from offbeat.discipline.discipline import Discipline
 from offbeat.log.log import Log
 from offbeat.log.records import (
@@ -13,9 +14,11 @@ from offbeat.log.records import (
     Joined,
     Left,
     Lost,
+    Part,
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.store import board
@@ -54,7 +57,7 @@ class Store:
 
     def __init__(
         self,
-        discipline: Discipline,
+        course: Course | Discipline,
         workers: int,
         leases: Leases,
         log: Log,
@@ -64,7 +67,9 @@ class Store:
         witness: Witness | None = None,
     ):
         """`witness` keeps what has been learnt in a place that outlives this process."""
-        self.discipline = discipline.for_workers(workers)
+        self.course = as_course(course)
+        self._filled = self.course.for_workers(workers)
+        self.stage = 0  # how many turns have been made
         self.cells = board.new_board(workers) if cells is None else cells
         self.rows = board.rows(self.cells)
         self.leases, self.log, self.parameters = leases, log, parameters
@@ -75,17 +80,59 @@ class Store:
         self.settled = 0  # samples that have been dealt with, in all epochs
         self.gives_up = False  # whether samples have been dropped or skipped
         self.gathered: list[Contribution] = []
-        send, gather = self.discipline.send, self.discipline.gather
-        self._barrier = gather.barrier
-        self._single = gather.k == 1
-        self._drops = self.discipline.drops
-        self._free = not self._barrier and self.discipline.wait is None
-        self._steps, self._by_speed = send.local_steps, send.by_speed
-        self._hashes = self.discipline.ordered  # else nobody knows what others write meanwhile
+        self._obey()
         self._low, self._last = board.UNBOUND, 0  # the smallest binding clock, and whose it is
         self._sure = False  # whether these two still hold
         self._moved = False  # whether a waiting worker may have been released
         self._waiting: set[int] = set()  # all who wait, and perhaps some who do no longer
+
+    # ------------------------------------------------------------ the course
+
+    def _obey(self) -> None:
+        """Hold to the discipline of this stage."""
+        filled, stage = self._filled, self.stage
+        self.discipline = filled.stages[stage]
+        self._rate = filled.turns[stage - 1].rate or 0.0 if stage else 1.0
+        self._next = filled.turns[stage] if stage < len(filled.turns) else None
+        send, gather = self.discipline.send, self.discipline.gather
+        self._barrier = gather.barrier
+        self._single = gather.k == 1
+        self._limit = gather.limit
+        self._free = not self._barrier and self.discipline.wait is None
+        self._steps, self._by_speed = send.local_steps, send.by_speed
+        self._hashes = self.discipline.ordered  # else nobody knows what others write meanwhile
+
+    def turn_if_due(self, now: float) -> None:
+        """Change the discipline, if it is time; at this moment nothing is gathered.
+
+        What is under way is judged by the new one when it comes, and whoever waits is released
+        by it.
+        """
+        while (turn := self._next) is not None and self._due(turn):
+            before = self.discipline.wait
+            self.enter_stage(self.stage + 1)
+            level = self.discipline.wait not in (None, before)
+            if level:  # else the first would wait for all steps of the past
+                board.level(self.cells)
+            self._look_again()
+            self._moved = True
+            told = str(self.course.turns[self.stage - 1].discipline)
+            self.log.write(Turned(now, self.version, self.stage, told, self._rate, turn.why, level))
+
+    def enter_stage(self, stage: int) -> None:
+        """So many turns have been made."""
+        self.stage = stage
+        self._obey()
+
+    def _look_again(self) -> None:
+        """Take who waits, and for whom, from the board."""
+        self._waiting = set(self.cells[Row.WAITING].nonzero()[0].tolist())
+        self._sure = False
+
+    def _due(self, turn: Turn) -> bool:
+        ledger = self.leases.ledger
+        samples = ledger.samples * self.leases.epochs
+        return turn.due(self.version, self.settled, samples)
 
     # ------------------------------------------------------------ workers come and go
 
@@ -221,13 +268,9 @@ class Store:
         board.tick(rows, worker, len(part.leases), part.compute)
         self.leases.sizes.measured(worker, part.samples, part.compute)
         part.staleness = self.version - part.base
-        part.weight = self.discipline.weigh.factor(part.staleness)
-        if self._drops and part.staleness > 0:
-            self.gives_up = True
-            self.settled += part.samples
-            self.log.write(Dropped(now, self.version, part))
-            self.close_epochs(self.leases.settle(worker, part.leases, "dropped"), now)
-            self._moved = True
+        part.weight = self.discipline.weigh.factor(part.staleness) * self._rate
+        if self._limit is not None and part.staleness > self._limit:
+            self._drop(part, now)
             return DROPPED
         self.leases.hand_in(worker, part.leases)
         self.gathered.append(contribution)
@@ -241,6 +284,18 @@ class Store:
             if not self._barrier:
                 self.keep(contribution)  # its worker goes on and will use the buffer again
         return ADMITTED
+
+    def _drop(self, part: Part, now: float) -> None:
+        """Leave a contribution out; its samples go out again if the discipline says so."""
+        redo = self.discipline.gather.redo
+        self.log.write(Dropped(now, self.version, part, redo))
+        if redo:
+            self.leases.give_back(part.worker, part.leases)
+        else:
+            self.gives_up = True
+            self.settled += part.samples
+            self.close_epochs(self.leases.settle(part.worker, part.leases, "dropped"), now)
+        self._moved = True
 
     def admitted(self, worker: int, incarnation: int, sequence: int) -> bool:
         """Whether this very contribution has been taken before."""
@@ -256,6 +311,11 @@ class Store:
     def keep(self, contribution: Contribution) -> None:
         """Own what waits for others."""
         self.parameters.keep(contribution)
+
+    @property
+    def keeps_waiting(self) -> bool:
+        """Whether something waits for others that lies in no buffer of its worker any more."""
+        return any(one.payload is not None and one.place < 0 for one in self.gathered)
 
     def refuse(self, worker: int, incarnation: int, sequence: int, now: float) -> Admission:
         """Turn away a contribution of an incarnation that was given up."""
@@ -295,6 +355,8 @@ class Store:
                 self.close_epochs(closed, now)
         self._moved |= self._barrier  # under slack only clocks release anybody
         self.leases.sizes.revise()
+        if self._next is not None:
+            self.turn_if_due(now)
 
     def close_epochs(self, epochs: list[int], now: float) -> None:
         """These epochs are done, and the schedules may move on."""
@@ -307,7 +369,7 @@ class Store:
 
     def hold(self, worker: int) -> list[int]:
         """`worker` wants to go on; returns all who may go now, itself among them or not."""
-        if self._free:
+        if self._free and not self._waiting:
             return [worker]
         self.rows[Row.WAITING][worker] = 1
         self._waiting.add(worker)
@@ -319,7 +381,7 @@ class Store:
 
     def released(self, asking: int | None = None) -> list[int]:
         """Waiting workers that may go on since the board last moved, and `asking` if it may."""
-        if self._free:
+        if self._free and not self._waiting:
             return []
         if not self._barrier and not self._sure:
             self._last = board.furthest_behind(self.cells)
@@ -359,6 +421,7 @@ class Store:
         return {
             "version": self.version,
             "epoch": self.epoch,
+            "stage": self.stage,
             "settled": self.settled,
             "board": self.cells[: Row.LINK].tolist(),  # links are made anew
             "low": self._low,
@@ -379,10 +442,10 @@ class Store:
 
     def load(self, state: dict[str, Any]) -> None:
         self.version, self.epoch = state["version"], state["epoch"]
+        self.enter_stage(state.get("stage", 0))  # runs of before had one discipline throughout
         self.cells[: Row.LINK] = state["board"][: Row.LINK]
         self._low, self._moved = state["low"], state["moved"]
-        self._waiting = set(self.cells[Row.WAITING].nonzero()[0].tolist())
-        self._sure = False
+        self._look_again()
         self.leases.load(state["leases"])
         self.settled = state.get("settled", self.applied + self.given_up)
 

@@ -139,7 +139,7 @@ def broken(task: Task, error: RunError) -> Outcome:
 # ---------------------------------------------------------------- rows over several seeds
 
 
-class Row(msgspec.Struct, frozen=True):
+class MethodRow(msgspec.Struct, frozen=True):
     """One method over all seeds, and the rates it was tried with."""
 
     method: str
@@ -173,10 +173,10 @@ class Result(msgspec.Struct, frozen=True):
     study: str
     setting: str
     seeds: list[int]
-    rows: list[Row]
+    rows: list[MethodRow]
     checks: dict[str, bool] = {}  # statements that hold to the bit, or do not
 
-    def row(self, method: str) -> Row:
+    def row(self, method: str) -> MethodRow:
         for row in self.rows:
             if row.method == method:
                 return row
@@ -194,10 +194,12 @@ class StudyTask:
     seeds: tuple[int, ...] = (0, 1, 2)
     tuning_seeds: tuple[int, ...] = (100,)
 
-    def measure(self, method: Method, rate: float, sweep: dict[str, float] | None = None) -> Row:
+    def measure(
+        self, method: Method, rate: float, sweep: dict[str, float] | None = None
+    ) -> MethodRow:
         """The method on the test images, once for each seed."""
         outcomes = [trial(self.task(seed), method, self.epochs, seed) for seed in self.seeds]
-        return Row(method.name, rate, outcomes, sweep or {})
+        return MethodRow(method.name, rate, outcomes, sweep or {})
 
     def choose(
         self, make: Callable[[float], Method], rates: Sequence[float], margin: float = 0.0
@@ -219,7 +221,7 @@ class StudyTask:
             best = max(rate for rate in rates if scores[rate][0] >= scores[best][0] - margin)
         return best, {f"{rate:g}": scores[rate][0] for rate in rates}
 
-    def tuned(self, make: Callable[[float], Method], rates: Sequence[float]) -> Row:
+    def tuned(self, make: Callable[[float], Method], rates: Sequence[float]) -> MethodRow:
         """Choose a rate, then measure with it."""
         rate, sweep = self.choose(make, rates)
         return self.measure(make(rate), rate, sweep)
@@ -227,7 +229,7 @@ class StudyTask:
 
 # ---------------------------------------------------------------- tables
 
-Column = tuple[str, Callable[[Row], str]]
+Column = tuple[str, Callable[[MethodRow], str]]
 
 
 def _number(value: float) -> str:

@@ -19,9 +19,9 @@ from offbeat.studies.common import (
     RATE,
     SECONDS,
     Method,
+    MethodRow,
     Outcome,
     Result,
-    Row,
     StudyTask,
     TaskOf,
     broken,
@@ -96,7 +96,7 @@ def study(plan: SyncSwitchPlan) -> Result:
 
 def compared(
     plan: SyncSwitchPlan, rate: float, sweep: dict[str, float], note: str = ""
-) -> list[Row]:
+) -> list[MethodRow]:
     """Lock-step, every switch and free-running, all at one rate."""
     bsp, asp = plan.bsp(rate), plan.asp(rate)
     rows = [plan.bench.measure(replace(bsp, name=bsp.name + note), rate, sweep)]
@@ -104,7 +104,7 @@ def compared(
         outcomes = [
             switched(plan, plan.bench.task(seed), share, rate, seed) for seed in plan.bench.seeds
         ]
-        rows.append(Row(f"BSP {100 * share:g} %, then ASP{note}", rate, outcomes))
+        rows.append(MethodRow(f"BSP {100 * share:g} %, then ASP{note}", rate, outcomes))
     rows.append(plan.bench.measure(replace(asp, name=asp.name + note), rate))
     return rows
 

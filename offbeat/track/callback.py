@@ -20,7 +20,7 @@ from offbeat.log.records import (
     Updated,
 )
 from offbeat.report.summary import Summary, Tally, Test
-from offbeat.track.meter import Meter
+from offbeat.track.meter import UpdateMeter
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -66,6 +66,7 @@ class Event(msgspec.Struct, frozen=True):
     worker: int
     incarnation: int
     samples: int = 0  # issued again after a loss, left out after a drop
+    redo: bool = False  # whether they are issued again after a drop
 
     @property
     def text(self) -> str:
@@ -76,7 +77,7 @@ class Event(msgspec.Struct, frozen=True):
             "left": f"worker {self.worker} left its loop; {self.samples} samples are issued again",
             "refuse": f"a contribution of worker {self.worker}, given up before, was refused",
             "drop": f"a contribution of worker {self.worker} came late; "
-            f"{self.samples} samples were dropped",
+            f"{self.samples} samples {'are issued again' if self.redo else 'were dropped'}",
         }
         return words[self.kind]
 
@@ -140,8 +141,8 @@ class Callback(Listener):
             raise ConfigError(f"every must be at least 1, not {self.every}")
         workers = store.cells.shape[1]
         settings = dict(self._settings)
-        if "discipline" not in settings and hasattr(store, "discipline"):
-            settings["discipline"] = str(store.discipline)
+        if "discipline" not in settings and hasattr(store, "course"):
+            settings["discipline"] = str(store.course)
         self.on_begin(Begin(workers, samples, settings))
         names = (str(settings.get("discipline", "")), str(settings.get("engine", "")))
         self._follower = _Follower(self, store, Tally(workers, history=False), samples, names)
@@ -173,7 +174,7 @@ class _Follower:
     ):
         self.callback, self.store, self.tally = callback, store, tally
         self.wanted, self.names = wanted, names
-        self.meter, self.epochs = Meter(tally.figures), Meter(tally.figures)
+        self.meter, self.epochs = UpdateMeter(tally.figures), UpdateMeter(tally.figures)
         self.time, self.version, self.samples = 0.0, 0, 0
         self.found: int | None = None  # samples applied before the first record here
         self.began = False
@@ -204,7 +205,8 @@ class _Follower:
             call.on_event(Event(record.time, "refuse", record.worker, record.incarnation))
         elif isinstance(record, Dropped):
             part = record.part
-            call.on_event(Event(record.time, "drop", part.worker, part.incarnation, part.samples))
+            late = (part.worker, part.incarnation, part.samples, record.redo)
+            call.on_event(Event(record.time, "drop", *late))
 
     def _updated(self, record: Updated) -> None:
         if self.version == 0 and record.version > 1:

@@ -19,7 +19,7 @@ class Means(msgspec.Struct, frozen=True):
     waiting_by_worker: tuple[float | None, ...]
 
 
-class Meter:
+class UpdateMeter:
     """Adds updates up until it is read; nothing in between is left out."""
 
     def __init__(self, figures: Sequence[WorkerFigures]):

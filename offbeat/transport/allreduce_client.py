@@ -277,17 +277,8 @@ class AllreduceClient(StoreClient):
 class DistantAllreduceClient(AllreduceClient):
     """The same with a server on another host, which has to be shown what this worker holds."""
 
-    def __init__(
-        self,
-        link: GroupLink,
-        number: Callable[[], int],
-        make: Callable[[Sequence[Flat]], Parameters],
-        members: Members,
-        announce: Callable[[Lease], None] = ignore,
-    ):
-        super().__init__(link, number, make, members, announce)
-        self.version = 0  # that lies in the slot
-        self.shown = self.seen = 0  # times
+    version = 0  # that lies in the slot
+    shown = seen = 0  # times
 
     def leave(self) -> None:
         """Nobody else may hold this version by the time that somebody looks for it."""

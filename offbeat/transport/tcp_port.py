@@ -149,12 +149,15 @@ class WorkerLink:
 
     def _note(self) -> None:
         """As its thread: when bytes have come, or have been confirmed."""
-        heard, came = self.frames.heard, self.frames.received
+        came = self.frames.received
         if not self.broken:  # of what is broken nothing can be known
-            # A system confirms a few bytes for a process that stands still; not many for long.
-            if came > self.read or (self.large and heard > self.heard):
+            confirmed = False
+            if self.large:
+                # A system confirms a few bytes for a process that stands still; not many for long.
+                before, self.heard = self.heard, self.frames.heard
+                confirmed = self.heard > before
+            if came > self.read or confirmed:
                 self.heard_at = time.monotonic()
-            self.heard = heard
         self.read = came
 
     @property
@@ -290,6 +293,8 @@ class WorkerLink:
         while self.outbox:
             told, views = self.outbox.popleft()
             if sum(map(len, views)) >= LARGE:
+                if not self.large:
+                    self.heard = self.frames.heard
                 self.large, self.again = True, FIRST_LOOK
             self.frames.put(told, views)
         self.frames.flush()

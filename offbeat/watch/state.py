@@ -21,6 +21,7 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.store.board import Cells, LinkState
@@ -113,6 +114,7 @@ class RunState:
             Left: self._left,
             Linked: self._linked,
             Ended: self._ended,
+            Turned: self._turned,
             Refused: self._refused,
             Rested: self._rested,
             EpochDone: self._epoch_done,
@@ -174,7 +176,7 @@ class RunState:
         if part.incarnation == worker.incarnation:
             self._contributed(worker, part.sequence, part.leases, record.time)
         worker.contributions += 1
-        self.counts["dropped"] += part.samples
+        self.counts["reissued" if record.redo else "dropped"] += part.samples
 
     def _contributed(
         self, worker: WorkerState, sequence: int, leases: Sequence[Lease], time: float
@@ -250,6 +252,14 @@ class RunState:
 
     def _ended(self, record: Ended) -> None:
         self._tell(record.time, "ended", f"worker {record.worker} ended the run for all")
+
+    def _turned(self, record: Turned) -> None:
+        if record.level:
+            at_work = self.at_work()
+            for worker in at_work:
+                worker.clock = at_work[0].clock
+        rate = f", rate × {record.rate:.3g}" if record.rate != 1 else ""
+        self._tell(record.time, "turn", f"from here on {record.discipline}{rate}: {record.why}")
 
     def _refused(self, record: Refused) -> None:
         self.counts["refused"] += 1

@@ -70,7 +70,7 @@ class Admission(Enum):
     """What the store says to a contribution."""
 
     ADMITTED = "admitted"
-    DROPPED = "dropped"  # too late for its round
+    DROPPED = "dropped"  # too late
     REPEATED = "repeated"  # this very contribution was admitted before
     REFUSED = "refused"  # from an incarnation that was given up: join again
 

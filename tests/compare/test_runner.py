@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from offbeat.compare import (
     Comparison,
@@ -101,6 +101,27 @@ def test_a_target_without_a_test_set_is_refused_before_any_run(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"an accuracy here: write 90% or 0\.9"):
         compare(task(), plan(target=90.0), tmp_path / "grid")
     assert not (tmp_path / "grid").exists()
+
+
+def test_a_task_with_a_loader_and_several_metrics(tmp_path: Path) -> None:
+    def top(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.max()
+
+    own = task()
+    assert own.test is not None
+    sampler = SubsetRandomSampler(range(48))
+    own = replace(
+        own, data=DataLoader(own.data, 12, sampler=sampler), test=DataLoader(own.test, 8),
+        metric=[Metric("top", top, higher_is_better=False, on="outputs"), "perplexity"],
+    )  # fmt: skip
+    found = plan(batch_size=None, devices=(2,), sync=("bsp",), target=9.0)
+    done = compare(own, found, tmp_path / "grid")
+    assert done.plan.batch_size == 12
+    assert done.results["score"] == {"name": "top", "higher_is_better": False}
+    digest = done.grid.digests()[0]
+    assert digest.summary.ledger[0]["applied"] == 48
+    assert digest.summary.metrics.keys() == {"perplexity"}
+    assert done.results["cells"][0]["seconds_to_target"] is not None
 
 
 def test_the_batch_size_of_the_task_is_honoured(tmp_path: Path) -> None:

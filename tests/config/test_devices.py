@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from offbeat.config import devices
-from offbeat.config.devices import Devices, check_forkable, devices_of, expected
+from offbeat.config.devices import Devices, asked_for, check_forkable, devices_of, expected
 from offbeat.errors import ConfigError
 from offbeat.model.device import CPU
 
@@ -69,6 +69,16 @@ def test_processes_of_a_worker_may_have_their_own(monkeypatch: pytest.MonkeyPatc
     }
     with pytest.raises(ConfigError, match="3 devices for 2 workers of 2 processes"):
         devices_of("cuda:0,cuda:1,cuda:2", 2, 2)
+
+
+def test_workers_elsewhere_look_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_look", None)  # nobody looks here
+    found = asked_for("cuda:0,cuda:1", 2)
+    tried: list[tuple[str, ...]] = []
+    monkeypatch.setattr(devices, "_begun", lambda names: tried.append(names) or ("cuda:0",))
+    assert str(found.begun(1)) == "cuda:1"
+    assert str(asked_for("auto", 2).begun(1)) == "cuda:0"
+    assert tried == [("cuda:1",), ()]
 
 
 def test_what_autograd_began_for_a_device_cannot_be_forked() -> None:

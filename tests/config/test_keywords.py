@@ -56,8 +56,8 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: ob.Average(state=3), "state must be one of keep, average, reset, not 3"),
     (lambda: ob.Rule(3), "rule must be one of sgd"),  # type: ignore[arg-type]
     (lambda: ob.Polynomial("a"), "a must lie between 0 and inf, not 'a'"),  # type: ignore[arg-type]
-    (lambda: ob.parse("bsp:backup"), "bsp takes backup; write backup=1"),
-    (lambda: ob.parse("bsp:2"), "bsp takes backup; write backup=2"),
+    (lambda: ob.parse("bsp:backup"), "bsp takes backup, redo; write backup=1"),
+    (lambda: ob.parse("bsp:2"), "bsp takes backup, redo; write backup=2"),
     # optimisers
     *[
         (partial(train, optimizer=torch.optim.LBFGS, **how), "LBFGS .*use an optimiser whose step")

@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import offbeat as ob
 from offbeat.config.run_config import Hosts, OnRay, RunConfig
 from offbeat.data.reader import Reader
+from offbeat.discipline.course import as_course
 from offbeat.engine.sim import compute_times as pace
 from offbeat.log.log import read
 from offbeat.log.records import Updated
@@ -209,8 +210,7 @@ def packs_pulls(discipline: ob.Discipline) -> bool:
 
 
 def optimizer_for(discipline: ob.Discipline | str, factory: Any = MOMENTUM) -> Any:
-    value = ob.parse(discipline) if isinstance(discipline, str) else discipline
-    return None if value.brings_rule else factory
+    return None if as_course(discipline).first.brings_rule else factory
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -287,6 +287,8 @@ def named(workers: int) -> dict[str, ob.Discipline]:
         "asp-dc": ob.ASP(ob.DelayCompensation(0.5)),
         "asp-dc-adaptive": ob.ASP(ob.AdaptiveDelayCompensation()),
         "asp-gap": ob.ASP(ob.GapAware()),
+        "ringmaster": ob.Ringmaster(2),
+        "rennala": ob.Rennala(min(2, workers), redo=True),
         "downpour": ob.Downpour(push=2, fetch=2),
         "downpour-rare-fetch": ob.Downpour(push=2, fetch=3),
         "downpour-rare-push": ob.Downpour(push=3, fetch=2),
@@ -416,7 +418,8 @@ def recount(records: Sequence[Any], samples: int, epochs: int) -> list[dict[str,
     dropped = [[0] * samples for _ in range(epochs)]
     for record in records:
         kind = type(record).__name__
-        parts = record.parts if kind == "Updated" else [record.part] if kind == "Dropped" else []
+        late = kind == "Dropped" and not record.redo
+        parts = record.parts if kind == "Updated" else [record.part] if late else []
         for part in parts:
             for lease in part.leases:
                 rows = applied if kind == "Updated" else dropped

@@ -1,7 +1,10 @@
 """A DataLoader in the place of a dataset: the run that its options would make, and its replay."""
 
 import copy
+import os
 import random
+import select
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 import offbeat as ob
+from offbeat.log.records import Entry, Updated
 from tests.contract.common import MOMENTUM, assert_same_bits, plain, problem
 
 
@@ -117,3 +121,36 @@ def test_a_stream_is_trained_on_once_and_replays(engine: str, readers: int, tmp_
 def test_one_worker_on_a_stream_is_the_same_on_every_engine(engine: str) -> None:
     first = forward(0, workers=1, engine="sim")
     assert_same_bits(forward(1, workers=1, engine=engine).model, first.model)
+
+
+class Killer(ob.Listener):
+    """Kills a worker at the first update, and remembers all readers by then."""
+
+    def __init__(self) -> None:
+        self.readers: list[int] = []
+
+    def see(self, record: Entry) -> None:
+        if isinstance(record, Updated) and not self.readers:
+            below = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants()}
+            self.readers = [os.pidfd_open(p) for p, name in below.items() if "reader" in name]
+            os.kill(next(p for p, name in below.items() if name == "offbeat 0"), signal.SIGKILL)
+
+
+def descendants(of: int | str = "self") -> list[int]:
+    found = []
+    for file in Path(f"/proc/{of}/task").glob("*/children"):
+        for pid in map(int, file.read_text().split()):
+            found += [pid, *descendants(pid)]
+    return found
+
+
+def test_no_reader_is_left_when_its_worker_was_killed(local_only: str) -> None:
+    killer = Killer()
+    run = augmented(2, workers=2, discipline="asp", engine=local_only, listeners=[killer])
+    assert run.summary().lost == 1
+    assert [epoch["applied"] for epoch in run.summary().ledger] == [22, 22]
+    assert len(killer.readers) == 4
+    for reader in killer.readers:
+        gone, _, _ = select.select([reader], [], [], 60)
+        os.close(reader)
+        assert gone

@@ -7,9 +7,18 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from offbeat.data.lease import Lease
+from offbeat.data.loader import in_order
 from offbeat.data.prefetch import Prefetcher, check, worth_it
 from offbeat.data.reader import Reader
 from offbeat.errors import ConfigError, RunError
@@ -153,6 +162,20 @@ class Slowed(Prefetcher):
         while self.awaited is None and not self.over:
             os.sched_yield()
         return super()._read(lease)
+
+
+def test_a_sampler_that_may_draw_is_not_asked_by_a_thread():
+    class Own(SubsetRandomSampler):
+        pass
+
+    data = TensorDataset(torch.arange(24))
+    for kind in (SubsetRandomSampler, Own):
+        reader = in_order(DataLoader(data, sampler=kind(range(12))))
+        if kind is Own:
+            with pytest.raises(ConfigError, match="Own draws from the generators of the whole"):
+                check(reader, 4)
+        else:
+            check(reader, 4)
 
 
 @pytest.mark.parametrize("draw", DRAWS, ids=["t", "n", "p"])

@@ -24,7 +24,9 @@ EXAMPLES = [
     ob.LocalSGD(4, state="average"), ob.BMUF(), ob.BMUF(8, 0.5, 0.9, nesterov=True),
     ob.BMUF(momentum=0.0), ob.EASGD(), ob.EASGD(5, alpha=0.1), ob.DiLoCo(),
     ob.DiLoCo(10, lr=1.0, momentum=0.0), ob.AsyncLocalSGD(), ob.AsyncLocalSGD(8, delay=3),
-    ob.FedBuff(), ob.FedBuff(2, every=4, lr=0.5), ob.Gossip(),
+    ob.FedBuff(), ob.FedBuff(2, every=4, lr=0.5), ob.Gossip(), ob.BSP(backup=1, redo=True),
+    ob.Ringmaster(4), ob.Ringmaster(1, weigh=ob.Inverse(), redo=True),
+    ob.Rennala(4), ob.Rennala(1, redo=True),
 ]  # fmt: skip
 
 
@@ -50,6 +52,10 @@ def test_the_examples_cover_every_row() -> None:
       ob.ASP(ob.AdaptiveDelayCompensation(1.0, 0.9))),
      ("local:16", ob.LocalSGD(16)), ("bmuf:16,momentum=auto", ob.BMUF(16)),
      ("easgd:10", ob.EASGD(10)), ("diloco:100", ob.DiLoCo(100)), ("hogwild", ob.Hogwild()),
+     ("ringmaster:8", ob.Ringmaster(8)), ("ringmaster:4,redo=yes", ob.Ringmaster(4, redo=True)),
+     ("ringmaster:r=4,weigh=inverse", ob.Ringmaster(4, ob.Inverse())),
+     ("rennala:6", ob.Rennala(6)), ("rennala:s=6,redo=yes", ob.Rennala(6, redo=True)),
+     ("bsp:backup=1,redo=yes", ob.BSP(backup=1, redo=True)),
      ("downpour:push=2,fetch=4", ob.Downpour(2, 4)), ("fedbuff:4", ob.FedBuff(4))],
 )  # fmt: skip
 def test_strings_of_the_command_line(text: str, value: Discipline) -> None:
@@ -94,7 +100,10 @@ states = st.sampled_from(["keep", "reset"])
 @st.composite
 def disciplines(draw: st.DrawFn) -> Discipline:
     barrier = draw(st.booleans())
-    gather: Any = ob.All(draw(st.integers(0, 5))) if barrier else ob.Count(draw(counts))
+    dropped = draw(st.integers(0, 5))
+    redo = dropped > 0 and draw(st.booleans())
+    limit = dropped - 1 if dropped else None
+    gather: Any = ob.All(dropped, redo) if barrier else ob.Count(draw(counts), limit, redo)
     wait = 0 if barrier else draw(st.none() | st.integers(0, 20))
     kind = draw(st.sampled_from(["gradient", "accumulated", "change", "elastic", "in-place"]))
     send: Any = ob.Gradient()
@@ -110,6 +119,7 @@ def disciplines(draw: st.DrawFn) -> Discipline:
         gather, wait = ob.Count(1), None
     elif kind == "in-place":
         send = ob.InPlace()
+        gather = gather if barrier else ob.Count(draw(counts))
     return Discipline(send, gather, wait, draw(weighs), apply)
 
 
@@ -163,6 +173,12 @@ WRONG = [
     ("async-local:delay=-2", ["delay must be a whole number of at least 1, not -2"]),
     ("asp:weigh=poly(0.5", ["brackets do not match"]),
     ("asp:weigh=poly(-1)", ["a must lie between 0 and inf, not -1.0"]),
+    ("ringmaster", ["r is missing", "write ringmaster:r=..."]),
+    ("ringmaster:0", ["r must be a whole number of at least 1, not 0"]),
+    ("rennala:0", ["s must be a whole number of at least 1, not 0"]),
+    ("bsp:redo=yes", ["redo is for what is dropped", "give backup as well"]),
+    ("custom:gather=count(redo=yes)", ["redo is for what is dropped", "give limit as well"]),
+    ("custom:gather=count(limit=-1)", ["limit must be a whole number of at least 0, not -1"]),
     ("custom:3", ["'3' is not a choice", "custom:send=...,gather=..."]),
     ("custom:sent=gradient", ["'sent' is not a choice"]),
     ("custom:gather=some", ["unknown gather 'some'", "there are all, count"]),
@@ -191,7 +207,10 @@ def test_wrong_strings_say_what_is_wrong_and_what_exists(text: str, says: list[s
      ({"send": ob.Change()}, "give the store a rule"),
      ({"send": ob.Elastic()}, "give the store a rule"),
      ({"send": ob.Accumulated(1, 2), "wait": 3}, "fetch to be at most push"),
-     ({"send": ob.Change(4, "average"), "apply": ob.Rule("sgd")}, "needs gather=All")],
+     ({"send": ob.Change(4, "average"), "apply": ob.Rule("sgd")}, "needs gather=All"),
+     ({"send": ob.InPlace(), "gather": ob.Count(1, limit=2)}, "leave limit out"),
+     ({"send": ob.Elastic(), "gather": ob.Count(1, limit=2), "apply": ob.Rule("sgd")},
+      r"gather=Count\(1\)")],
 )  # fmt: skip
 def test_choices_that_do_not_go_together(choices: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -247,6 +266,10 @@ def test_more_than_the_workers_can_give(discipline: Discipline, says: str) -> No
         discipline.for_workers(4)
 
 
+def test_an_update_of_one_version_may_gather_more_than_there_are_workers() -> None:
+    assert ob.Rennala(9).for_workers(4) == ob.Rennala(9)
+
+
 def test_no_workers_at_all() -> None:
     with pytest.raises(ConfigError, match="workers must be at least 1, not 0"):
         ob.BSP().for_workers(0)
@@ -258,12 +281,15 @@ def test_what_the_properties_say() -> None:
         "hogwild", "average", "local", "bmuf", "easgd", "diloco", "async-local", "fedbuff",
     }  # fmt: skip
     assert [e.drops for e in (ob.BSP(), ob.BSP(backup=1), ob.ASP())] == [False, True, False]
+    assert [e.drops for e in (ob.Ringmaster(3), ob.Rennala(3))] == [True, True]
 
 
 def test_the_rows_are_the_table() -> None:
     assert ob.BSP() == Discipline(ob.Gradient(), ob.All(), 0)
     assert ob.SSP(3) == Discipline(ob.Gradient(), ob.Count(1), 3)
     assert ob.SoftSync(2) == Discipline(ob.Gradient(), ob.Count(2), None, ob.Inverse())
+    assert ob.Ringmaster(4).gather == ob.Count(1, limit=3)
+    assert ob.Rennala(6, redo=True).gather == ob.Count(6, limit=0, redo=True)
     assert ob.Downpour(2, 3).apply == ob.Rule("adagrad", lr=0.01)
     assert ob.ASUP().weigh == ob.Inverse()
     assert ob.DiLoCo().apply == ob.Rule("sgd", lr=0.7, momentum=0.9, nesterov=True)

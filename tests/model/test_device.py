@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 import offbeat as ob
 from offbeat.cli import main
+from offbeat.config.run_config import Hosts
 from offbeat.errors import ConfigError
 from offbeat.model import gradient_stream
 from tests import standin
@@ -83,7 +84,14 @@ def all_on_device(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
 
-def tested(**how: Any) -> None:
+def on_device_elsewhere(output: Tensor, target: Tensor) -> Tensor:
+    """What is tried before a run is on the CPU where workers are on hosts of their own."""
+    trial = Path("/proc/self/comm").read_text().startswith("offbeat trial")
+    assert output.device == target.device == torch.device("cpu" if trial else DEVICE)
+    return F.cross_entropy(output, target)
+
+
+def compare_tests(**how: Any) -> None:
     """Tests on the device find what they find on the CPU."""
     how |= {"discipline": "bsp", "test": data()}
     there = train(DEVICE, loss=all_on_device, test_device=DEVICE, **how)
@@ -145,7 +153,10 @@ def local_runs() -> None:
     compare(Wide, workers=2, discipline="bsp", epochs=1, via="allreduce")
     compare(workers=1, discipline="asp")
     compare(workers=1, discipline="average:2", optimizer=ADAM, nonfinite="skip", codec="bf16")
-    tested(workers=1)
+    compare_tests(workers=1)
+    over_tcp = {"workers": 1, "discipline": "easgd:2", "engine": Hosts(), "codec": "int8"}
+    there = train(DEVICE, loss=on_device_elsewhere, **over_tcp)
+    same(there.model, train(None, **over_tcp).model)
     compare(Blocks, workers=1, discipline="local:2", layout="pp=2", verify=True)
     compare(Blocks, workers=1, discipline="bsp", layout="tp=2")
     with tempfile.TemporaryDirectory() as place:
@@ -176,7 +187,7 @@ def simulated_runs() -> None:
         {"discipline": "easgd:2", "codec": "int8"},
         {"discipline": "gossip", "test": data(), "policies": {"norm.*": "local"}},
     ]
-    tested(cluster=UNEVEN)
+    compare_tests(cluster=UNEVEN)
     for how in settings:
         compare(cluster=UNEVEN, **how)
     compare(Blocks, cluster=UNEVEN, discipline="easgd:2", layout="pp=2")

@@ -8,7 +8,7 @@ from tests.protocol.histories import History
 
 DISCIPLINES = [
     *("bsp", "ssp:2", "asp", "soft:2", "bsp:backup=1", "local:2"),
-    *("downpour:2,3", "easgd:2", "asup:1"),
+    *("downpour:2,3", "easgd:2", "asup:1", "ringmaster:2", "rennala:3,redo=yes"),
 ]
 SEEDS = 150
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from offbeat.report.digest import Event, RunDigest, Speed
+from offbeat.report.digest import RunDigest, RunEvent, Speed
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.summary import LinkFigures, Step, Summary, Test, WorkerFigures
 from offbeat.report.timeline import Segment
@@ -81,7 +81,7 @@ def run(
         "speeds": [Speed(float(n), 30.0 + n % 3) for n in range(1, 11)],
         "segments": stretches(workers),
         "window": (0.0, 3.0),
-        "events": [Event(0.0, "joined", n) for n in range(workers)],
+        "events": [RunEvent(0.0, "joined", n) for n in range(workers)],
     }
     return RunDigest(**(fields | own))
 

@@ -11,6 +11,7 @@ from offbeat.report.drawing import COLOURS, DASHES, MARKERS, Look, Picture, plai
 from offbeat.report.figures import against_devices, metrics, pictures
 from offbeat.report.figures_runs import ROWS, STRETCHES, curves, said, timeline, timelines
 from offbeat.report.grid import Grid
+from offbeat.report.summary import TurnFigures
 from offbeat.report.timeline import Segment
 from tests.report.common import HOSTILE, cell, grid, stretches, whole
 
@@ -102,6 +103,20 @@ def test_a_target_not_reached_is_marked() -> None:
     assert "asp on 2 devices: not reached" in picture.words
     bars = found(grid(*cells[1::2], target=0.9))["target"]
     assert " not reached" in texts(bars.svg())
+
+
+def test_a_turn_of_the_course_is_a_line_over_time() -> None:
+    turn = TurnFigures(3.0, 12, "asp", 0.25, "25 % of the work is done")
+    for name in ("curves", "loss", "pace"):
+        plain_one = found(grid(cell("bsp")))[name]
+        turned = found(grid(cell("bsp", turns=[turn])))[name]
+        assert "dotted line is a turn" in turned.caption
+        assert "dotted line" not in plain_one.caption
+        before, after = (
+            sum(line.get_linestyle() == ":" for axis in one.figure.axes for line in axis.lines)
+            for one in (plain_one, turned)
+        )
+        assert after == before + 1
 
 
 # ---------------------------------------------------------------- timeline

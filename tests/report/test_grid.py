@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from offbeat.errors import ConfigError
 from offbeat.report import grid as figures_of
 from offbeat.report import summary as told
-from offbeat.report.grid import Aim, Cell, Span, marks, remembered, side_by_side, thinned
+from offbeat.report.grid import Aim, Cell, Spread, marks, remembered, side_by_side, thinned
 from offbeat.report.score import ACCURACY, LOSS, Judged
 from offbeat.report.summary import History, Step
 from tests.report.common import cell, figures, grid, run, whole
@@ -25,7 +25,7 @@ def test_repeats_are_one_group_with_mean_and_spread() -> None:
         ("asp", 4),
         ("bsp", 4),
     ]
-    assert made.groups()[1].span(figures_of.speed) == Span(20.0, 10.0, 30.0, 2)
+    assert made.groups()[1].span(figures_of.speed) == Spread(20.0, 10.0, 30.0, 2)
     assert made.devices() == [2, 4]
 
 
@@ -39,7 +39,7 @@ def test_a_group_reaches_the_target_only_if_every_repeat_does() -> None:
     made = grid(cell(repeat=0, reaches=4.0), cell(repeat=1, reaches=6.0), target=0.9)
     (group,) = made.groups()
     goal = Aim(ACCURACY, 0.9)
-    assert group.time_to(goal) == Span(5.0, 4.0, 6.0, 2)
+    assert group.time_to(goal) == Spread(5.0, 4.0, 6.0, 2)
     (group,) = grid(cell(repeat=0), cell(repeat=1, accuracy=0.7)).groups()
     assert group.time_to(goal) is None
     assert group.reached(goal) == 1

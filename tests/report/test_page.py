@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigError
-from offbeat.report.digest import Event
+from offbeat.report.digest import RunEvent
 from offbeat.report.grid import Cell, Grid
 from offbeat.report.markup import Safe, escaped, table, tag
 from offbeat.report.page import page, write_page, write_report
@@ -139,7 +139,7 @@ def test_the_same_grid_gives_the_same_page() -> None:
         (grid(), "No run has come to a result yet."),
         (grid(Cell("asp", 2, failed="why")), "There is nothing to draw yet."),
         (
-            grid(cell("asp", events=[Event(0.0, "joined", 1), Event(2.0, "lost", 1)])),
+            grid(cell("asp", events=[RunEvent(0.0, "joined", 1), RunEvent(2.0, "lost", 1)])),
             "worker 1 lost",
         ),
         (grid(cell("bsp"), cell("asp", accuracy=0.6), target=0.9), "not reached"),
@@ -160,7 +160,7 @@ def test_a_whole_run_needs_no_notice() -> None:
 @pytest.mark.parametrize("name", [HOSTILE, "../../etc]]>--></style>\x00\ud800"])
 def test_hostile_names_are_text(name: str) -> None:
     made = grid(
-        cell(name, 2, name=name, events=[Event(1.0, name, 0)]),
+        cell(name, 2, name=name, events=[RunEvent(1.0, name, 0)]),
         cell("asp", 2, segments=[Segment(0, name, 0.0, 1.0)], window=(0.0, 1.0)),
         Cell(name, 4, failed=name * 3),
         title=name,

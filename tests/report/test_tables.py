@@ -2,11 +2,12 @@
 
 import io
 
+import msgspec
 import pytest
 
 import offbeat as ob
 from offbeat.report import tables
-from offbeat.report.summary import LayoutFigures, ProcessFigures, Summary
+from offbeat.report.summary import LayoutFigures, ProcessFigures, Summary, TurnFigures
 from offbeat.report.tables import (
     Beside,
     TargetOutcome,
@@ -51,6 +52,23 @@ def test_the_ledger_names_what_was_not_applied_once() -> None:
     assert ledger_line([fine]) == "1 epoch: 10 samples applied once, none lost"
     worse = fine | {"applied": 6, "dropped": 4}
     assert ledger_line([fine, worse]) == "2 epochs: 16 samples applied once, 4 dropped"
+
+
+def test_the_turns_of_a_course_have_a_row_each() -> None:
+    summary = common.run("switch:bsp,asp,at=25%").summary
+    assert "turn" not in dict(figures(summary))
+    turn = TurnFigures(0.75, 12, "asp", 0.25, "25 % of the work is done")
+    summary.turns = [turn]
+    assert dict(figures(summary))["turn"] == (
+        "to asp at 0.75 s, version 12, rate × 0.25: 25 % of the work is done"
+    )
+    summary.turns = [msgspec.structs.replace(turn, version=v) for v in range(50)]
+    rows = [text for name, text in figures(summary) if name == "turn"]
+    assert len(rows) == 8
+    assert rows[6] == "43 more"
+    assert "version 49" in rows[7]
+    summary.turns = [msgspec.structs.replace(turn, why="\x1b[2J")]
+    assert "\x1b" not in dict(figures(summary))["turn"]
 
 
 def test_a_run_says_who_waited_and_how_long() -> None:

@@ -9,6 +9,7 @@ from torch import nn
 import offbeat as ob
 from offbeat.config.job import CostJob, CostOnly
 from offbeat.data.lease import Lease
+from offbeat.discipline.course import as_course
 from offbeat.engine.sim.simulation import Simulation
 from offbeat.engine.sim.state import meta_of, restore, tensors_of
 from offbeat.log.log import Log
@@ -64,7 +65,7 @@ def test_no_call_of_real_parameters_reaches_for_what_is_not_there() -> None:
 )
 def test_a_cost_only_run_goes_on_from_a_checkpoint(name: str) -> None:
     def begun() -> Simulation:
-        job = CostJob(CostOnly(1000, 64), ob.parse(name), 3, 4, 1)
+        job = CostJob(CostOnly(1000, 64), as_course(name), 3, 4, 1)
         return Simulation(job, ob.Cluster.read("10ms,20ms,35ms"), job.make_store(Log()))
 
     whole, first, second = begun(), begun(), begun()

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat import ASP, BSP, Discipline, SoftSync
+from offbeat import ASP, BSP, Discipline, Ringmaster, SoftSync, Switch, Turn
 from offbeat.data.lease import Lease, Leases
+from offbeat.discipline.course import Course
 from offbeat.log.log import Listener, Log
-from offbeat.log.records import Entry, EpochDone, Part, Updated
+from offbeat.log.records import Entry, EpochDone, Part, Turned, Updated
 from offbeat.store.board import Row, State
 from offbeat.store.cost_only import CostOnlyParameters
 from offbeat.store.recovery import fold, last_version
@@ -29,7 +30,7 @@ class Records(Listener):
         self.all.append(record)
 
 
-def store(discipline: Discipline = ASP()) -> tuple[Store, Records]:  # noqa: B008
+def store(discipline: Discipline | Course = ASP()) -> tuple[Store, Records]:  # noqa: B008
     records, log = Records(), Log()
     log.listeners.append(records)
     return Store(discipline, 2, Leases(SAMPLES, BATCH, EPOCHS), log, CostOnlyParameters()), records
@@ -44,7 +45,8 @@ def live(made: Store, turns: list[int]) -> None:
         lease = made.lease(worker)
         if lease is None:
             return
-        part = Part(worker, 1, sequence[worker], made.version, [lease], lease.samples)
+        base = max(0, made.version - worker)  # worker 1 is always late
+        part = Part(worker, 1, sequence[worker], base, [lease], lease.samples)
         sequence[worker] += 1
         made.push(Contribution(part), 1.0)
 
@@ -68,7 +70,9 @@ def drained(made: Store) -> set[tuple[int, int]]:
     return set(found)
 
 
-@pytest.mark.parametrize("discipline", [ASP(), SoftSync(2), BSP()], ids=str)
+@pytest.mark.parametrize(
+    "discipline", [ASP(), SoftSync(2), BSP(), Ringmaster(1, redo=True)], ids=str
+)
 @given(
     turns=st.lists(st.integers(0, 1), max_size=9),
     cut=st.integers(0, 9),
@@ -86,7 +90,8 @@ def test_what_the_log_says_is_where_it_stands(
         lease = there.lease(worker)
         if lease is not None:
             number = 100 + there.version + len(there.gathered)
-            part = Part(worker, 1, number, there.version, [lease], lease.samples)
+            base = max(0, there.version - worker)
+            part = Part(worker, 1, number, base, [lease], lease.samples)
             there.push(Contribution(part), 2.0)
     for worker in range(in_hand):  # taken, and under way when the store dies
         there.lease(worker)
@@ -97,6 +102,20 @@ def test_what_the_log_says_is_where_it_stands(
     assert here.leases.ledger.summary() == there.leases.ledger.summary()
     assert drained(here) == unsettled(there)
     assert State.ACTIVE not in here.cells[Row.STATE].tolist()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+def test_a_turn_is_where_the_log_has_it(lost: bool) -> None:
+    """Also if the last update is on record and the turn that followed is not."""
+    course = Switch(ASP(), Turn(BSP(), "v2"), Turn(SoftSync(2), "95%"))
+    there, records = store(course)
+    live(there, [0, 1])
+    assert isinstance(records.all[-1], Turned)
+    here, told = store(course)
+    fold(here, records.all[:-1] if lost else records.all, 2.0)
+    assert (here.stage, here.discipline) == (there.stage, there.discipline) == (1, BSP())
+    again = [record for record in told.all if isinstance(record, Turned)]
+    assert [(turn.stage, turn.version) for turn in again] == ([(1, 2)] if lost else [])
 
 
 def test_incarnations_go_on_counting() -> None:

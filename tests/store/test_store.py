@@ -8,6 +8,7 @@ import pytest
 
 import offbeat as ob
 from offbeat.data.lease import Lease, Leases
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.log import log
@@ -22,6 +23,7 @@ from offbeat.log.records import (
     Pulled,
     Refused,
     Rested,
+    Turned,
     Updated,
 )
 from offbeat.store.board import Row
@@ -46,7 +48,9 @@ class Watch(Listener):
 class StoreWithWorkers:
     """A store with workers that have joined and pulled."""
 
-    def __init__(self, discipline: Discipline, workers: int = 3, samples: int = 24, batch: int = 2):
+    def __init__(
+        self, discipline: Discipline | Course, workers: int = 3, samples: int = 24, batch: int = 2
+    ):
         self.watch = Watch()
         log = Log()
         log.listeners.append(self.watch)
@@ -271,6 +275,162 @@ def test_backup_workers_are_dropped_and_counted() -> None:
     assert trial.store.leases.ledger.summary() == [
         {"applied": 4, "repeated": 0, "missing": 2, "dropped": 2, "skipped": 0}
     ]
+
+
+def test_what_is_staler_than_the_limit_is_dropped() -> None:
+    """`ringmaster:2` applies a staleness of 1 and drops one of 2."""
+    trial = StoreWithWorkers(ob.Ringmaster(2), samples=8)
+    assert trial.push(0) is Admission.ADMITTED
+    assert trial.push(1) is Admission.ADMITTED
+    assert trial.push(2) is Admission.DROPPED
+    (dropped,) = trial.watch.of(Dropped)
+    assert isinstance(dropped, Dropped)
+    assert (dropped.part.worker, dropped.part.staleness, dropped.redo) == (2, 2, False)
+    assert trial.store.version == 2
+    assert trial.store.leases.ledger.summary()[0]["dropped"] == 2
+    trial.pull(2)
+    assert trial.push(2) is Admission.ADMITTED
+
+
+def test_an_update_takes_contributions_of_its_version_alone() -> None:
+    trial = StoreWithWorkers(ob.Rennala(4), samples=16)
+    for _ in range(2):  # more than there are workers: some contribute twice
+        assert trial.push(0) is Admission.ADMITTED
+        assert trial.push(1) is Admission.ADMITTED
+    assert trial.store.version == 1
+    assert trial.push(2) is Admission.DROPPED
+    assert trial.push(0) is Admission.DROPPED
+    assert not trial.store.gathered
+    (update,) = trial.watch.of(Updated)
+    assert isinstance(update, Updated)
+    assert [(part.worker, part.staleness) for part in update.parts] == [
+        (0, 0), (0, 0), (1, 0), (1, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "discipline",
+    [ob.Ringmaster(1, redo=True), ob.Rennala(1, redo=True), ob.BSP(backup=2, redo=True)],
+    ids=str,
+)
+def test_samples_of_what_was_dropped_go_out_again(discipline: Discipline) -> None:
+    trial = StoreWithWorkers(discipline, samples=6)
+    late = trial.part(1)
+    assert trial.push(0) is Admission.ADMITTED
+    assert trial.store.push(Contribution(late), 2.0) is Admission.DROPPED
+    trial.sequence[1] = 1
+    (dropped,) = trial.watch.of(Dropped)
+    assert isinstance(dropped, Dropped)
+    assert dropped.redo
+    assert not trial.store.gives_up
+    assert trial.store.given_up == 0
+    for worker in (1, 2):  # the samples that were dropped go out before new ones
+        trial.store.hold(worker)
+        trial.pull(worker)
+        assert trial.push(worker) is Admission.ADMITTED
+        trial.store.hold(worker)
+        trial.pull(worker)
+    updates = [record for record in trial.watch.of(Updated) if isinstance(record, Updated)]
+    assert updates[1].parts[0].leases == late.leases
+    assert trial.store.finished
+    assert trial.store.leases.ledger.summary() == [
+        {"applied": 6, "repeated": 0, "missing": 0, "dropped": 0, "skipped": 0}
+    ]
+
+
+# ---------------------------------------------------------------- turns
+
+
+def test_whoever_waits_is_released_by_the_new_discipline() -> None:
+    trial = StoreWithWorkers(ob.Switch("bsp", ob.Turn("asp", "v1")), samples=24)
+    trial.push(0)
+    assert trial.store.hold(0) == []
+    trial.push(1)
+    assert trial.store.hold(1) == []
+    trial.push(2)  # makes the update, and with it the turn
+    assert trial.store.discipline == ob.ASP()
+    assert trial.store.hold(2) == [0, 1, 2]
+    trial.pull(0)
+    trial.push(0)
+    assert trial.store.version == 2
+    assert trial.store.hold(0) == [0]
+
+
+def test_the_loss_of_a_worker_may_lead_to_a_turn() -> None:
+    trial = StoreWithWorkers(ob.Switch("bsp", ob.Turn("asp", "v1")), samples=24)
+    for worker in (0, 1):
+        trial.push(worker)
+        assert trial.store.hold(worker) == []
+    trial.store.lose(2, 3.0)
+    assert trial.store.released() == [0, 1]
+
+
+def test_under_slack_nobody_is_ahead_after_a_turn() -> None:
+    trial = StoreWithWorkers(ob.Switch("asp", ob.Turn("ssp:1", "v6")), samples=48)
+    for _ in range(5):
+        trial.push(0)
+        trial.pull(0)
+    trial.push(1)
+    assert trial.store.stage == 1
+    assert trial.store.hold(0) == [0]  # it is five steps ahead, and they are forgotten
+    trial.pull(0)
+    trial.push(0)
+    assert trial.store.hold(0) == [0]
+    trial.pull(0)
+    trial.push(0)
+    assert trial.store.hold(0) == []
+    trial.push(1)
+    assert trial.store.released() == []
+    trial.push(2)
+    assert trial.store.released() == [0]
+
+
+def test_what_was_under_way_is_judged_by_the_new_discipline() -> None:
+    trial = StoreWithWorkers(ob.Switch("asp", ob.Turn("rennala:1", "v1")), samples=24)
+    assert trial.push(0) is Admission.ADMITTED
+    assert trial.push(1) is Admission.DROPPED
+    (turn,) = trial.watch.of(Turned)
+    assert turn == Turned(2.0, 1, 1, "rennala:1", 1.0, "version 1 is reached")
+
+
+def test_a_share_of_the_work_counts_what_is_dealt_with_at_an_update() -> None:
+    trial = StoreWithWorkers(ob.Switch("ringmaster:1", ob.Turn("asp", "50%")), samples=8)
+    assert trial.push(0) is Admission.ADMITTED
+    assert trial.push(1) is Admission.DROPPED  # half of the work, but no new version
+    assert trial.store.stage == 0
+    trial.pull(0)
+    trial.push(0)
+    assert trial.store.stage == 1
+
+
+def test_several_turns_at_once_are_made_in_order() -> None:
+    course = ob.Switch("asp", ob.Turn("soft:2", "v1"), ob.Turn("bsp", "10%"), ob.Turn("asp", "v2"))
+    trial = StoreWithWorkers(course, samples=12)
+    trial.push(0)
+    told = [turn for turn in trial.watch.of(Turned) if isinstance(turn, Turned)]
+    assert [turn.discipline for turn in told] == ["soft:2", "bsp"]
+    assert trial.store.discipline == ob.BSP()
+
+
+def test_the_rate_of_a_turn_is_in_the_weights() -> None:
+    course = ob.Switch("asp", ob.Turn("asp:weigh=inverse", "v1", rate=0.5))
+    trial = StoreWithWorkers(course, samples=12)
+    for worker in (0, 1, 2):
+        trial.push(worker)
+    updates = [record for record in trial.watch.of(Updated) if isinstance(record, Updated)]
+    assert [update.parts[0].weight for update in updates] == [1.0, 0.5, 0.25]
+
+
+def test_a_stage_is_part_of_the_state() -> None:
+    trial = StoreWithWorkers(ob.Switch("asp", ob.Turn("bsp", "v1")), samples=12)
+    trial.push(0)
+    state = json.loads(json.dumps(msgspec.to_builtins(trial.store.state(), str_keys=True)))
+    other = StoreWithWorkers(ob.Switch("asp", ob.Turn("bsp", "v1")), samples=12)
+    other.store.load(state)
+    assert (other.store.stage, other.store.discipline) == (1, ob.BSP())
+    del state["stage"]  # of a run of before
+    other.store.load(state)
+    assert (other.store.stage, other.store.discipline) == (0, ob.ASP())
 
 
 def test_resting_workers_wake_for_leases_that_came_back() -> None:

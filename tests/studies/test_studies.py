@@ -28,9 +28,9 @@ from offbeat.studies.common import (
     RATE,
     SECONDS,
     Method,
+    MethodRow,
     Outcome,
     Result,
-    Row,
     StudyTask,
     digits_task,
     held_back,
@@ -188,28 +188,28 @@ def test_other_errors_of_a_run_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -
 
 def test_mean_and_spread_of_a_row() -> None:
     ended = Outcome(0.9, 1.0, seconds=2.0, updates=5)
-    row = Row("m", 0.1, [ended, Outcome(0.7, None)])
+    row = MethodRow("m", 0.1, [ended, Outcome(0.7, None)])
     assert row.accuracy == pytest.approx(0.8)
     assert row.spread == pytest.approx(math.sqrt(0.02))
     assert row.loss is None
     assert row.mean("seconds") == 2.0
-    assert Row("m", 0.1, [ended]).spread == 0.0
+    assert MethodRow("m", 0.1, [ended]).spread == 0.0
 
 
 def test_a_row_without_a_finished_run_has_no_times() -> None:
-    row = Row("m", 0.1, [Outcome(0.1, None)])
+    row = MethodRow("m", 0.1, [Outcome(0.1, None)])
     assert math.isnan(row.mean("seconds"))
     shown = dict(zip(("rate", "s", "accuracy", "loss"), cells(row), strict=True))
     assert shown == {"rate": "0.1", "s": "–", "accuracy": "10.00 ± 0.00", "loss": "not finite"}
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: MethodRow) -> list[str]:
     return [show(row) for _, show in (RATE, SECONDS, ACCURACY, LOSS)]
 
 
 def test_a_missing_row_is_named() -> None:
     with pytest.raises(ob.ConfigError, match="no row 'b'; there are a"):
-        Result("s", "", [0], [Row("a", 0.1, [])]).row("b")
+        Result("s", "", [0], [MethodRow("a", 0.1, [])]).row("b")
 
 
 def test_the_digits_are_centred_by_the_training_images() -> None:

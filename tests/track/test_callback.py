@@ -146,12 +146,14 @@ def test_events_say_what_happened_in_words() -> None:
     memory.see(Lost(1.0, 3, 2, [Lease(0, 0, 4), Lease(0, 8, 12)]))
     memory.see(Refused(2.0, 3, 2, 5))
     memory.see(Dropped(3.0, 7, update(1, worker=1).parts[0]))
-    assert [event.kind for event in memory.events] == ["join", "lost", "refuse", "drop"]
+    memory.see(Dropped(4.0, 7, update(1, worker=2).parts[0], redo=True))
+    assert [event.kind for event in memory.events] == ["join", "lost", "refuse", "drop", "drop"]
     assert [event.text for event in memory.events] == [
         "worker 3 joined, for the 2nd time",
         "worker 3 was lost; 8 samples are issued again",
         "a contribution of worker 3, given up before, was refused",
         "a contribution of worker 1 came late; 4 samples were dropped",
+        "a contribution of worker 2 came late; 4 samples are issued again",
     ]
 
 

@@ -19,6 +19,7 @@ from offbeat.log.records import (
     Record,
     Refused,
     Rested,
+    Turned,
 )
 from offbeat.store.board import LinkState, Row, State, blockers, new_board
 from offbeat.watch.picture import BARS, POINTS, Curve, LivePicture, bars, flow
@@ -53,6 +54,19 @@ def test_workers_are_missing_then_starting_then_computing():
     state = seen(join(0), join(1), pull(1, 0.0))
     assert words(shown(state)) == ["starting", "computing", "not there yet"]
     assert shown(state).states == {"starting": 1, "computing": 1, "not there yet": 1}
+
+
+def test_a_turn_is_told_and_levels_clocks_where_slack_begins():
+    ahead = [update(1.0 + n, n + 1, part(0, n)) for n in range(3)]
+    free = seen(*BEGUN, *ahead, Turned(4.0, 3, 1, "soft:2", 0.5, "version 3 is reached"))
+    (event,) = shown(free).events
+    assert (event.kind, event.text) == (
+        "turn", "from here on soft:2, rate × 0.5: version 3 is reached",
+    )  # fmt: skip
+    assert [row.clock for row in shown(free).rows] == [3, 0, 0]
+    bound = seen(*BEGUN, *ahead, Turned(4.0, 3, 1, "ssp:1", 1.0, "version 3 is reached", True))
+    assert [row.clock for row in shown(bound).rows] == [0, 0, 0]
+    assert shown(bound).events[0].text == "from here on ssp:1: version 3 is reached"
 
 
 def test_in_a_round_one_waits_for_all_that_have_not_contributed():
@@ -217,12 +231,13 @@ def test_counts_and_figures_come_from_the_records():
         *BEGUN,
         update(1.0, 1, part(0, loss=2.0, staleness=1), part(1, loss=None), part(2, skipped=True)),
         Dropped(1.5, 1, part(0, 1, samples=3)),
+        Dropped(1.5, 1, part(0, 2, samples=5), redo=True),
         EpochDone(2.0, 0, 1),
         Evaluated(2.0, 1, 8, 0.7, 0.5),
         Evaluated(2.5, 1, 8, None),
     )
     picture = shown(state)
-    wanted = {"applied": 8, "dropped": 3, "skipped": 4, "reissued": 0, "refused": 0, "lost": 0}
+    wanted = {"applied": 8, "dropped": 3, "skipped": 4, "reissued": 5, "refused": 0, "lost": 0}
     assert picture.counts == wanted
     assert (picture.loss, picture.test_loss, picture.accuracy) == (2.0, None, None)
     assert picture.curves["loss"] == [(1.0, 2.0)]

@@ -43,7 +43,6 @@ class StoreHost:
     def settle(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         mine = {"workers": self.workers, "engine": Hosts(begin=self.begin)}
         mine["listeners"] = (*self.listeners, *given.get("listeners", ()))
-        mine["device"] = None  # nothing is computed here
         return {**given, **self.asked, **mine}
 
     def participant(self, config: RunConfig) -> Participant:

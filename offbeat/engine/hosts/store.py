@@ -11,6 +11,7 @@ from offbeat.engine.bring_up import ReadyRun, bring_up
 from offbeat.engine.hosts.admission import Entrance, NetworkAcceptor, plain, threads_of_links
 from offbeat.engine.hosts.listener import Security, listen
 from offbeat.engine.hosts.worker import Entering, HostWorker, packing_of
+from offbeat.engine.local.backup_process import BackupWire
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.launcher import Launcher, run_local
 from offbeat.engine.local.roles import Roles
@@ -47,14 +48,18 @@ class HostsRoles(Roles):
         self.entrance = entrance
 
     def _server_parts(
-        self, store: Store, sharded: ShardedParameters | None, relay: LogRelay
+        self,
+        store: Store,
+        sharded: ShardedParameters | None,
+        wire: BackupWire | None,
+        relay: LogRelay,
     ) -> ServerParts:
         patience = self.local.patience
         final = [*self.shared.tested, self.shared.averages]
         packing = packing_of(self.job, self.meets)
         port = TcpPort(self.shared.slots, store.parameters, final, packing, patience, store.cells)
         return replace(
-            super()._server_parts(store, sharded, relay),
+            super()._server_parts(store, sharded, wire, relay),
             port=port,
             cpu=CpuPolicy(),
             listen=partial(threads_of_links, patience),

@@ -119,7 +119,7 @@ class HostWorker:
             job.least_time(engine.emulate[number] if engine.emulate else 0.0),
             engine.overlap,
             meets,
-            job.content.devices.of(number),
+            job.content.devices.begun(number),
         )
         client: StoreClient
         if isinstance(self.link, MeetingLink):

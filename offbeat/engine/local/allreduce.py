@@ -18,6 +18,11 @@ def check_allreduce(job: Job, overlap: bool) -> None:
     """Refuse what cannot be done without a store that holds parameters."""
     discipline = job.discipline
     send, gather = discipline.send, discipline.gather
+    if job.course.turns:
+        raise ConfigError(
+            f"via='allreduce' has no store at which the discipline could change, and {job.course} "
+            "changes it: use via='store'"
+        )
     if not gather.barrier or gather.backup or not send.summable:
         raise ConfigError(
             f"via='allreduce' adds up one contribution of every worker, and {discipline} does not "

@@ -1,15 +1,17 @@
 """The local engine: a launcher that starts server, workers and tester, and mends what dies."""
 
 import os
+import select
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from offbeat.config.job import Job
 from offbeat.engine.local import launcher_messages as orders
+from offbeat.engine.local.backup_process import HandedOver, hand_over
 from offbeat.engine.local.launcher_messages import (
+    BackupFollows,
     CheckpointBegun,
     Halt,
     LogLines,
@@ -20,14 +22,15 @@ from offbeat.engine.local.launcher_messages import (
     WorkerFrozen,
     send_order,
 )
+from offbeat.engine.local.outcome import check_settled, write_run
 from offbeat.engine.local.process import ForkSpawner, Inside, branch, startable
 from offbeat.engine.local.roles import Roles
-from offbeat.engine.local.server_process import CrashState
-from offbeat.engine.local.watchdog import FILES, IDLE, Watchdog
+from offbeat.engine.local.watchdog import FILES, IDLE, WORKING, Watchdog
 from offbeat.engine.result import Run, interrupted
-from offbeat.engine.run_session import RunSession, Saved, undisturbed
+from offbeat.engine.run_session import RunSession, Saved
 from offbeat.engine.signals import children_kept, heard
 from offbeat.engine.spawn import (
+    BACKUP,
     RESTARTS,
     SERVER,
     TESTER,
@@ -40,8 +43,8 @@ from offbeat.engine.spawn import (
 from offbeat.errors import RunError
 from offbeat.log.log import Listener, decode
 from offbeat.log.records import Admitted, Entry, Evaluated, Updated
-from offbeat.report.split import layout_figures
 from offbeat.report.summary import Tally
+from offbeat.store.recovery import CrashState
 
 PAUSE = 0.5  # seconds after which a display is told that nothing happens
 PIECE = 8  # records that the launcher looks at in one go
@@ -71,11 +74,14 @@ class Launcher:
         self.children: dict[int, Handle] = {}
         self.failures: dict[int, int] = {}  # of each, in a row without any work between them
         self.furthest = 0  # the highest version that there has been
-        self.signs = {SERVER: roles.shared.server, TESTER: roles.shared.tester}
+        shared = roles.shared
+        self.signs = {SERVER: shared.server, TESTER: shared.tester, BACKUP: shared.backup}
         self.dog = Watchdog(roles.local.patience, self.signs)
         self.silent: set[int] = set()  # who was killed for that
         self.selector = selectors.DefaultSelector()
         self.orders: socket.socket | None = None
+        self.asking: socket.socket | None = None  # the way to the backup
+        self.crash: CrashState | None = None  # what a killed server has left, while nobody else has
         self.inbox: ReportInbox | None = None
         self.done: RunDone | None = None
         self.mistake: RunError | None = None  # of a script after its loop
@@ -119,6 +125,8 @@ class Launcher:
         self.signs[SERVER].about, self.signs[TESTER].about = FILES, IDLE
         with orders, reports:
             self._fork(SERVER, serve)
+        if self.roles.backup is not None:
+            self._start_backup()  # before anybody else comes to the server
         for number in range(self.roles.workers):
             self._start_one(number)
         if self.roles.tests:
@@ -144,6 +152,22 @@ class Launcher:
                 with mine:
                     self._fork(number, main)
             self._hand_over(number, theirs)
+
+    def _start_backup(self) -> None:
+        if self.asking is not None:
+            self.asking.close()
+        theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def main() -> None:
+            theirs.close()
+            self._forget_my_ends()
+            self.roles.back_up(mine, asked)
+
+        self.signs[BACKUP].about = IDLE
+        with theirs, mine, asked:
+            self._fork(BACKUP, main)
+            self._hand_over(BACKUP, theirs)
 
     def _hand_over(self, number: int, wire: socket.socket) -> None:
         """The server gets its end of a wire."""
@@ -187,6 +211,8 @@ class Launcher:
         assert self.inbox is not None
         self.orders.close()
         self.inbox.wire.close()
+        if self.asking is not None:
+            self.asking.close()
 
     # ------------------------------------------------------------ what happens
 
@@ -242,11 +268,14 @@ class Launcher:
         elif isinstance(report, WorkerFrozen):
             if report.number in self.children:
                 self.children[report.number].kill()
+        elif isinstance(report, BackupFollows):
+            self.crash = None
         else:
             self.done = report
             self.ended = time.monotonic()
-            if TESTER in self.children:  # nobody waits for its answer any more
-                self.children[TESTER].kill()
+            for number in (TESTER, BACKUP):  # nobody waits for their answers any more
+                if number in self.children:
+                    self.children[number].kill()
 
     def _see_in_pieces(self, lines: bytes) -> None:
         """Whoever trains goes first: in lock-step all would wait for one who waits for this."""
@@ -263,6 +292,7 @@ class Launcher:
             if isinstance(record, Updated):
                 if record.version > self.furthest:  # made again after a fall back is no progress
                     self.furthest, self.failures[SERVER] = record.version, 0
+                    self.failures[BACKUP] = 0
                 for part in record.parts:
                     self.failures[part.worker] = 0
             elif isinstance(record, Admitted):
@@ -300,28 +330,48 @@ class Launcher:
             raise failed(self._role(number), words, child.status, patience)
         if number == SERVER:
             return False
-        self._start_one(number)
+        if number == BACKUP:
+            self._start_backup()
+        else:
+            self._start_one(number)
         return True
 
     def _restart_all(self) -> None:
-        """The server was killed: everybody starts anew, from what it left in memory and log.
+        """The server was killed: everybody starts anew, from what it left behind.
 
-        A large model has no image there. It goes back to its last checkpoint: what was applied
-        since then is given up, and the log is cut to match.
+        That is an image of a small model, else what the backup has. Without either it goes back
+        to its last checkpoint: what was applied since then is given up, and the log is cut to
+        match.
         """
+        handed = self._ask_backup()
         self._kill_all()
         self._reap_all()
         self._close_ends()
         saved = self.roles.last_checkpoint()
         if saved is not None and saved[1]["store"]["version"] == self.marked[0]:
             self._saved()  # it was killed after saving and before it could say so
-        crash = self.roles.crash_state(saved)
-        if crash is None:
+        self.crash = self.roles.crash_state(saved, handed, self.crash)
+        if self.crash is None:
             self.tally.__dict__.update(self.kept.copy().__dict__)
             self.seen = [0, 0]
         else:
-            self._see(crash.records[self.seen[0] :])  # what it had no time to report
-        self._start(saved, crash)
+            self._see(self.crash.records[self.seen[0] :])  # what it had no time to report
+        self._start(saved, self.crash)
+
+    def _ask_backup(self) -> HandedOver | None:
+        """What the backup has, if there is one; it may have to finish an update first."""
+        if self.asking is None or BACKUP not in self.children:
+            return None
+        asking = self.asking
+        self.signs[BACKUP].about = WORKING
+
+        def still() -> bool:
+            while not select.select([asking], [], [], self.dog.left(time.monotonic()))[0]:
+                if BACKUP in self.dog.silent(time.monotonic()):
+                    return False
+            return True
+
+        return hand_over(asking, still)
 
     def _saved(self) -> None:
         self.kept = self.marked[1]
@@ -358,7 +408,9 @@ class Launcher:
             self.selector.unregister(self.inbox.wire)
             self.inbox.wire.close()
             self.orders.close()
-        self.inbox = self.orders = None
+        if self.asking is not None:
+            self.asking.close()
+        self.inbox = self.orders = self.asking = None
 
     def _end_all(self) -> None:
         self._kill_all()
@@ -429,46 +481,3 @@ def run_local(
     if not done.finished and launcher.stopping is not None:
         raise interrupted(run, launcher.stopping)
     return run
-
-
-# ---------------------------------------------------------------- what the run came to
-
-
-def check_settled(done: RunDone, job: Job) -> None:
-    """Refuse to call a run finished if not every sample was applied, or given up by design."""
-    kinds = ("applied", "dropped", "skipped")
-    counted = sum(epoch[kind] for epoch in done.ledger for kind in kinds)
-    if counted != job.samples * job.epochs:
-        raise RunError(
-            f"the run ended at version {done.version} with samples that nobody has trained on; "
-            "its last checkpoint is intact: resume it, or look for what has ended its workers"
-        )
-
-
-def write_run(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run:
-    """What the run came to, in its folder too if it has one; a Ctrl-C waits for that."""
-    return undisturbed(lambda: _written(roles, kept, tally, done))
-
-
-def _written(roles: Roles, kept: RunSession, tally: Tally, done: RunDone) -> Run:
-    words = done.words.values()
-    memory = {"store": sum(done.memory)}
-    if len(done.memory) > 1:
-        memory["store_largest"] = max(done.memory)
-    for name, key in (("worker", "nbytes"), ("worker_peak", "peak")):
-        memory[name] = int(max((word.get(key, 0.0) for word in words), default=0.0))
-    kinds = ("input_queue", "reading_hidden", "output_queue", "exchange_hidden")
-    told = {kind: [word[kind] for word in words if kind in word] for kind in kinds}
-    overlap = {kind: sum(values) / len(values) for kind, values in told.items() if values}
-    name = str(roles.job.discipline)
-    summary = tally.summary(name, roles.local.name, done.ledger, memory, done.hash, overlap)
-    if any(mine.link for mine in summary.per_worker):  # beside what the store has counted
-        summary.wire_bytes += int(sum(word.get("wire", 0.0) for word in words))
-    summary.turned_away = done.refused
-    summary.emulated = list(roles.local.emulate or ())
-    summary.shares = roles.job.shares.told
-    summary.layout = layout_figures(roles.content.cut, roles.workers, list(words))
-    if summary.layout is not None and roles.local.emulate:  # the prediction is of real speeds
-        summary.layout.predicted_seconds = summary.layout.predicted_idle_share = None
-    model = roles.tested_into(roles.content.model)
-    return kept.write(model, tally.history, summary)

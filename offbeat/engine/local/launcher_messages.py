@@ -14,7 +14,7 @@ class LauncherOrder(msgspec.Struct, array_like=True, tag=True):
 
 
 class WorkerConnected(LauncherOrder):
-    """A worker (or the tester) is there; its end of the wire comes along."""
+    """A worker (or the tester, or a backup) is there; its end of the wire comes along."""
 
     number: int
 
@@ -55,6 +55,10 @@ class WorkerFrozen(ServerReport):
     number: int
 
 
+class BackupFollows(ServerReport):
+    """A backup has been given all that there is, and from now on hears of every update."""
+
+
 class RunDone(ServerReport):
     """The run is over, or has been stopped; the final parameters lie where tests are made."""
 
@@ -65,6 +69,7 @@ class RunDone(ServerReport):
     hash: str
     words: dict[int, dict[str, float]]
     refused: int = 0  # connections that were not let in
+    backup: int = 0  # bytes that the backup holds
 
 
 class TestResult(msgspec.Struct, array_like=True):
@@ -77,7 +82,9 @@ class TestResult(msgspec.Struct, array_like=True):
 
 
 LauncherOrders = WorkerConnected | WorkerGone | Halt
-ServerReports = LogLines | CheckpointBegun | CheckpointSaved | WorkerFrozen | RunDone
+ServerReports = (
+    LogLines | CheckpointBegun | CheckpointSaved | WorkerFrozen | BackupFollows | RunDone
+)
 
 encode = msgspec.msgpack.Encoder().encode
 _orders = msgspec.msgpack.Decoder(LauncherOrders).decode

@@ -27,10 +27,10 @@ def check(job: Job, local: Local) -> None:
             f"overlap computes on while a gradient is under way, and {job.discipline} does not "
             "send one after every step: use bsp, ssp, asp or soft, or leave overlap out"
         )
-    if local.overlap and job.discipline.drops:
+    if local.overlap and job.course.drops:
         raise ConfigError(
-            "overlap makes every gradient one step late, and backup workers drop what is late: "
-            "leave one of them out"
+            f"overlap makes every gradient one step late, and {job.course} drops what is "
+            "late: leave overlap out"
         )
     if local.overlap and under_way(job) > 1:
         raise ConfigError("an asynchronous pipeline overlaps by itself: leave overlap out")

@@ -2,8 +2,9 @@
 
 import secrets
 import socket
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,12 @@ from offbeat.config.units import LeastTime
 from offbeat.engine.hosts.members import Members
 from offbeat.engine.intervals import Intervals
 from offbeat.engine.local.allreduce import ALLREDUCE, listening
+from offbeat.engine.local.backup_process import (
+    BackupFiles,
+    BackupProcess,
+    BackupWire,
+    HandedOver,
+)
 from offbeat.engine.local.crash_image import CrashImages
 from offbeat.engine.local.dispatch import nothing
 from offbeat.engine.local.launcher_messages import ReportOutbox, TestResult, encode
@@ -24,9 +31,10 @@ from offbeat.engine.local.plan import check, memory_plan, under_way
 from offbeat.engine.local.process import compute_steadily, send_helpers_home
 from offbeat.engine.local.reader_process import leases_ahead, prefetcher
 from offbeat.engine.local.script_group import ScriptSplitWorker
-from offbeat.engine.local.server_process import CrashState, LogRelay, ServerParts, ServerProcess
+from offbeat.engine.local.server_process import LogRelay, ServerParts, ServerProcess
 from offbeat.engine.local.shard_process import ShardProcess
 from offbeat.engine.local.sharded_parameters import (
+    FollowedShards,
     ShardedParameters,
     shards_of_processes,
     start_shards,
@@ -39,15 +47,16 @@ from offbeat.engine.spawn import SERVER, TESTER
 from offbeat.errors import RunError
 from offbeat.folder.checkpoint import RunFolder, nobody
 from offbeat.log.log import Log, tail
-from offbeat.log.records import Begun, Relaid
+from offbeat.log.records import Begun, Relaid, Updated
 from offbeat.model.evaluation import Evaluator
 from offbeat.model.table import Flat, dealt, under
 from offbeat.protocol.allreduce import AllreduceProtocol, ParametersLost
 from offbeat.protocol.round import Copies
 from offbeat.protocol.server import ServerProtocol, ServerSettings
+from offbeat.store.followed import FollowedGossip, FollowedParameters
 from offbeat.store.parameters import Parameters, named_tensors
-from offbeat.store.recovery import last_version
-from offbeat.store.store import Store
+from offbeat.store.recovery import CrashState, beside, last_version
+from offbeat.store.store import Store, Witness
 from offbeat.store.worker_held import WorkerCopies, WorkerCopy, WorkerHeldParameters
 from offbeat.transport.allreduce_client import AllreduceClient
 from offbeat.transport.handshake import NUMBER
@@ -97,18 +106,34 @@ class Roles:
         if self.meets:
             self.held = dealt(self.shared.plan.tables, 1)
         # Workers are made of it, and the server's own store has the same numbers and board.
-        kind = self.held_by_workers if self.meets else Parameters
+        kind: type[Parameters] = self.held_by_workers if self.meets else FollowedParameters
+        kind = FollowedGossip if job.discipline.pairs else kind
         self.store = self._store(self._parameters(self.flats, None, kind), Log(), None)
         self.keep = MemoryCheckpoint(self.shared, len(self.held))
         self.images: CrashImages | None = None
-        # Several processes have no moment at which all is one image; some have no parameters.
-        whole = len(self.held) == 1 and not self.meets and not job.discipline.pairs
-        if memory is None and whole and not job.discipline.send.in_place:
-            self.images = CrashImages.of(job, self.store.parameters, self.shared.plan.updater)
+        self.backup: BackupFiles | None = None
+        if memory is None and not self.meets and not job.discipline.send.in_place:
+            self._make_safe()
         self.buffers = {n: b.clone() for n, b in job.content.model.named_buffers()}
         if memory is None:
             for name, view in self.shared.averages.views.items():
                 view.copy_(self.buffers[name])
+
+    def _make_safe(self) -> None:
+        """What the store learns is to survive it: in images of a small one, else in a backup.
+
+        Several processes have no moment at which all is one image.
+        """
+        job = self.job
+        if len(self.held) == 1 and not job.discipline.pairs:
+            self.images = CrashImages.of(job, self.store.parameters, self.shared.plan.updater)
+        if self.images is None and self.local.backup:
+            self.backup = BackupFiles(len(self.held))
+
+    @property
+    def safe(self) -> bool:
+        """Whether a server that is killed loses nothing of which anybody has been told."""
+        return self.images is not None or self.backup is not None
 
     def _parameters(
         self, flats: list[Flat] | None, held: list[int] | None, kind: type[Parameters]
@@ -118,17 +143,17 @@ class Roles:
             found.reads.allow(2)
         return found
 
-    def _store(self, parameters: Parameters, log: Log, images: CrashImages | None) -> Store:
+    def _store(self, parameters: Parameters, log: Log, witness: Witness | None) -> Store:
         job, cells = self.job, self.shared.cells
         return Store(
-            job.discipline,
+            job.course,
             job.workers,
             job.leases(),
             log,
             parameters,
             job.hash_every,
             cells,
-            images,
+            witness,
         )
 
     @property
@@ -149,6 +174,8 @@ class Roles:
     def close(self) -> None:
         if self.images is not None:
             self.images.close()
+        if self.backup is not None:
+            self.backup.close()
         self.keep.close()
         self.shared.arena.close()
 
@@ -162,10 +189,12 @@ class Roles:
         crash: CrashState | None,
     ) -> None:
         relay = LogRelay(ReportOutbox(reports))
-        parameters = self.store.parameters
-        sharded = self._sharded(orders, saved) if len(self.held) > 1 else None
-        store = self._store(sharded or parameters, self._log(saved, crash, relay), self.images)
-        process = ServerProcess(self._server_parts(store, sharded, relay))
+        sharded = self._sharded(orders, saved, crash) if len(self.held) > 1 else None
+        parameters = sharded or self.store.parameters
+        wire = self._backup_wire(parameters)
+        log = self._log(saved, crash, relay)
+        store = self._store(parameters, log, self.images or wire)
+        process = ServerProcess(self._server_parts(store, sharded, wire, relay))
         if self.images is not None:
             found = None if crash is None else crash.tensors
             self.images.begin(0 if crash is None else crash.version, found)
@@ -203,21 +232,38 @@ class Roles:
             if crash is None:
                 store.log.write(begun)
 
+    def _backup_wire(self, parameters: Parameters) -> BackupWire | None:
+        if self.backup is None:
+            return None
+        assert isinstance(parameters, FollowedParameters)
+        wire = BackupWire(self.backup.store, self.shared)
+        parameters.followed_through(wire, [entry.name for entry in self.shared.plan.updater])
+        return wire
+
     def _server_parts(
-        self, store: Store, sharded: ShardedParameters | None, relay: LogRelay
+        self,
+        store: Store,
+        sharded: ShardedParameters | None,
+        wire: BackupWire | None,
+        relay: LogRelay,
     ) -> ServerParts:
+        intervals = self.intervals
+        if self.folder is None and self.images is not None:
+            # All is in memory that nobody can kill, and only the log grows.
+            intervals = replace(intervals, save=sys.maxsize)
         return ServerParts(
             store,
             self.shared,
             self._protocol(store, self._settings()),
             MemoryPort(self.shared.slots, store.parameters),
             self.folder or self.keep,
-            self.intervals,
+            intervals,
             relay,
             nobody if sharded is None else sharded.write,
-            self._new_log if self.folder is None and self.images is not None else None,
+            self._new_log if self.folder is None and self.safe else None,
             nothing if self.images is None else self.images.keep,
             self.shared.cpu,
+            backup=wire,
         )
 
     def _settings(self) -> ServerSettings:
@@ -245,7 +291,9 @@ class Roles:
         assert isinstance(parameters, WorkerHeldParameters)
         return WorkerCopies(parameters, copies, self.shared.plan.updater)
 
-    def _sharded(self, orders: socket.socket, saved: Any) -> ShardedParameters:
+    def _sharded(
+        self, orders: socket.socket, saved: Any, crash: CrashState | None
+    ) -> ShardedParameters:
         """Fork the other processes of the store; they load their numbers meanwhile."""
 
         def hold(number: int, wire: socket.socket) -> None:
@@ -257,11 +305,13 @@ class Roles:
                 parameters.load(under("store/", tensors), meta["parameters"])
             elif self.beginning.earlier is not None:
                 self.beginning.earlier(parameters)
+            if crash is not None:
+                parameters.load(crash.tensors, crash.meta or parameters.meta())
             ShardProcess(parameters, self.shared, wire).run()
 
         others = self.held[1:]
         processes = start_shards(len(others), hold, self.threads(SERVER))
-        mine = self._parameters(self.shared.parameters, self.held[0], ShardedParameters)
+        mine = self._parameters(self.shared.parameters, self.held[0], FollowedShards)
         assert isinstance(mine, ShardedParameters)
         return mine.over(self.shared, processes, others)
 
@@ -270,13 +320,19 @@ class Roles:
             keep = None if saved is None else saved[1]["session"]["log"]
             keep = keep if crash is None else crash.length
             return Log(self.folder.log_file, keep, self.folder.run, relay.add)
-        if self.images is None:
+        if not self.safe:
             return Log(relay=relay.add)
         return Log(self.keep.log, None if crash is None else crash.length, relay=relay.add)
 
-    def crash_state(self, saved: Any) -> CrashState | None:
-        """What a server that was killed has left in memory and log; None if that is not enough."""
-        if self.images is None:
+    def crash_state(
+        self, saved: Any, handed: HandedOver | None, earlier: CrashState | None
+    ) -> CrashState | None:
+        """What a server that was killed has left in memory and log; None if that is not enough.
+
+        `handed` is what its backup says; `earlier` is what one before has left, if this one was
+        killed before it could show that to a backup.
+        """
+        if not self.safe:
             return None
         start = 0
         path = self.keep.log if self.folder is None else self.folder.log_file
@@ -285,8 +341,23 @@ class Roles:
         records, length = tail(path, start)
         before = 0 if saved is None else saved[1]["store"]["version"]
         version = last_version(records, before)
-        tensors = self.images.read(version)
-        return None if tensors is None else CrashState(version, records, length, tensors)
+        if self.images is not None:
+            tensors = self.images.read(version)
+            return None if tensors is None else CrashState(version, records, length, tensors)
+        assert self.backup is not None
+        found = earlier
+        if handed is not None and handed.version is not None:
+            update = Updated(0.0, handed.version, handed.parts, handed.rate)
+            tensors, meta = self.backup.backup.load()
+            found = CrashState(handed.version, records, length, tensors, meta, update)
+        return None if found is None else beside(found, records, length, version)
+
+    # ------------------------------------------------------------ a backup
+
+    def back_up(self, wire: socket.socket, launcher: socket.socket) -> None:
+        assert self.backup is not None
+        parameters = self._parameters(None, None, Parameters)
+        BackupProcess(parameters, self.shared, self.backup, wire, launcher).run()
 
     # ------------------------------------------------------------ a worker
 

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from offbeat.engine.intervals import Due, Intervals
 from offbeat.engine.local import launcher_messages as orders
+from offbeat.engine.local.backup_process import BackupWire
 from offbeat.engine.local.cpu import CpuPolicy
 from offbeat.engine.local.dispatch import Around, Dispatcher, Listen, local_receivers, nothing
 from offbeat.engine.local.launcher_messages import (
+    BackupFollows,
     CheckpointBegun,
     CheckpointSaved,
     Halt,
@@ -30,12 +32,12 @@ from offbeat.engine.local.launcher_messages import (
 from offbeat.engine.local.shared_memory import Counts, SharedMemory
 from offbeat.engine.local.watchdog import FILES, LOOKS, WORKING
 from offbeat.engine.server import Server
-from offbeat.engine.spawn import TESTER
+from offbeat.engine.spawn import BACKUP, TESTER
 from offbeat.folder.checkpoint import Others, nobody
-from offbeat.log.records import Ended, Entry, Evaluated
+from offbeat.log.records import Ended, Evaluated
 from offbeat.model.table import under
 from offbeat.protocol.server import ServerProtocol
-from offbeat.store.recovery import fold
+from offbeat.store.recovery import CrashState, revive
 from offbeat.store.store import Store
 from offbeat.transport.link import ConnectedPort
 
@@ -54,16 +56,6 @@ class CheckpointTarget(Protocol):
         others: Others = nobody,
     ) -> None:
         """Write one beside the others."""
-
-
-@dataclass(frozen=True)
-class CrashState:
-    """What a server that was killed had done since its last checkpoint, and all it had learnt."""
-
-    version: int
-    records: list[Entry]
-    length: int  # of its log
-    tensors: dict[str, Tensor]
 
 
 class LogRelay:
@@ -125,6 +117,7 @@ class ServerParts:
     cpu: CpuPolicy = CpuPolicy()  # noqa: RUF009
     listen: Listen = local_receivers
     acceptor: Acceptor = Acceptor()  # noqa: RUF009
+    backup: BackupWire | None = None
 
 
 class ServerProcess:
@@ -133,7 +126,8 @@ class ServerProcess:
     def __init__(self, parts: ServerParts):
         self.store, self.shared, self.protocol = parts.store, parts.shared, parts.protocol
         self.target, self.intervals, self.relay = parts.target, parts.intervals, parts.relay
-        self.others, self.new_log = parts.others, parts.new_log
+        self.others, self.new_log, self.backup = parts.others, parts.new_log, parts.backup
+        self.newcomer: socket.socket | None = None  # the way to a backup that has just come
         self.outbox = parts.relay.outbox
         around = Around(self.store.log.flush, self._dealt_with, parts.spare)
         server = Server(parts.protocol, parts.port, time.monotonic)
@@ -166,6 +160,9 @@ class ServerProcess:
         self.dispatcher.selector.register(wire, selectors.EVENT_READ, order)
 
     def _connect(self, number: int, wire: socket.socket) -> None:
+        if number == BACKUP:
+            self.newcomer = wire
+            return
         if number != TESTER:
             self.dispatcher.connect(number, wire)
             return
@@ -203,15 +200,18 @@ class ServerProcess:
         self.acceptor.close()
         self._flush()
         parameters = self.store.parameters
+        memory = parameters.nbytes_each()
+        follows = self.backup is not None and self.backup.follows
         self.outbox.put(
             RunDone(
                 not self.halted,
                 self.store.version,
                 self.store.leases.ledger.summary(),
-                parameters.nbytes_each(),
+                memory,
                 parameters.digest(),
                 self.protocol.goodbyes,
                 self.acceptor.refused,
+                sum(memory) if follows else 0,
             )
         )
         self.outbox.finish()
@@ -240,7 +240,10 @@ class ServerProcess:
         return self.relay.idle and bool(self.relay.lines or self.store.log.waiting)
 
     def _tend(self) -> None:
-        """Test and save what is due."""
+        """Test and save what is due, and show a new backup what there is."""
+        if self.newcomer is not None and not self.store.keeps_waiting:
+            self._show(self.newcomer)
+            self.newcomer = None
         if (self._test_due() or self._save_due()) and self.dispatcher.server.settle():
             self._test_if_due()
             if self._save_due():
@@ -327,9 +330,8 @@ class ServerProcess:
     # ------------------------------------------------------------ checkpoints
 
     def _save_due(self) -> bool:
-        if self.new_log is not None:  # all is in memory anyway, and only the log grows
-            return self.store.log.size > TAIL
-        return self.due.save()
+        grown = self.new_log is not None and self.store.log.size > TAIL
+        return grown or self.due.save()
 
     def save(self) -> None:
         """Write a checkpoint; parameters that are not finite are never saved over good ones."""
@@ -355,6 +357,16 @@ class ServerProcess:
             store.log.switch(self.new_log())
         self.outbox.put(CheckpointSaved())
 
+    def _show(self, newcomer: socket.socket) -> None:
+        """From here on nobody is answered before this backup has what the answer is about."""
+        assert self.backup is not None
+        self.store.log.flush()  # what the log says of its last version a new backup does not know
+        parameters = self.store.parameters
+        tensors = {f"store/{name}": t for name, t in parameters.state().items()}
+        with self.shared.server.at(FILES):
+            self.backup.begin(newcomer, self.store.version, tensors, parameters.meta(), self.others)
+        self.outbox.put(BackupFollows())
+
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """Take the store as it was at a checkpoint."""
         store = self.store
@@ -369,10 +381,9 @@ class ServerProcess:
         if crash is None:
             store.vacate(self.time())
         else:
-            store.parameters.load(crash.tensors, store.parameters.meta())
             run_time = self.protocol.run_time
             run_time.start = max([run_time.start, *(r.time for r in crash.records)])
-            fold(store, crash.records, self.time())
+            revive(store, crash, self.time())
             tests = [r for r in crash.records if isinstance(r, Evaluated)]
             if tests and self.intervals.test is not None:
                 self.due.tested(tests[-1].samples)

@@ -40,6 +40,7 @@ from offbeat.engine.local.shared_memory import SharedMemory
 from offbeat.engine.spawn import Handle, Role, failed
 from offbeat.model.table import Table, count, dealt, under
 from offbeat.store.digest import hexadecimal
+from offbeat.store.followed import FollowedParameters
 from offbeat.store.parameters import Parameters, PreparedStep
 from offbeat.store.slot import Slot
 from offbeat.transport.memory_link import Packets
@@ -286,3 +287,7 @@ class ShardedParameters(Parameters):
     def updater_bytes(self) -> int:
         table = self.shared.plan.updater
         return sum(entry.nbytes for entry in table if entry.name in self._learnt)
+
+
+class FollowedShards(FollowedParameters, ShardedParameters):
+    """The same with a backup, which holds all shards: what it is told is told at once."""

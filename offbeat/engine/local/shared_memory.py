@@ -54,7 +54,7 @@ class MemoryPlan:
         each += pages(self.statistics.nbytes) + pages(self.updater.nbytes)
         each += pages(self.rule.nbytes) + pages(len(self.rule))
         small = pages(Row.COUNT * self.workers * 8) + pages(Counts.COUNT * 8)
-        small += pages(self.workers * 8) + pages(NUMBER) + 2 * pages(SIGN * 8)
+        small += pages(self.workers * 8) + pages(NUMBER) + 3 * pages(SIGN * 8)
         small += pages(self.workers * self.processes * FIELDS * 8)
         return small + 2 * self.store * whole + pages(self.statistics.nbytes) + self.workers * each
 
@@ -77,7 +77,8 @@ class SharedMemory:
         self.token = self.arena.take(NUMBER).numpy()  # that workers who meet prove to each other
         if file is None:
             self.token[:] = np.frombuffer(secrets.token_bytes(NUMBER), np.uint8)
-        self.server, self.tester = Heartbeat(self._numbers(SIGN)), Heartbeat(self._numbers(SIGN))
+        signs = [Heartbeat(self._numbers(SIGN)) for _ in range(3)]
+        self.server, self.tester, self.backup = signs
         wait_notes = self._numbers(plan.workers * plan.processes * FIELDS)
         self.wait_notes = [WaitNotes(mine) for mine in wait_notes.reshape(plan.workers, -1, FIELDS)]
         self.parameters = self._flats() if plan.store else []

@@ -14,7 +14,8 @@ from offbeat.config.job import Job
 from offbeat.config.run_config import Local, RunConfig
 from offbeat.engine.bring_up import ReadyRun, bring_up
 from offbeat.engine.intervals import Intervals
-from offbeat.engine.local.launcher import Launcher, write_run
+from offbeat.engine.local.launcher import Launcher
+from offbeat.engine.local.outcome import write_run
 from offbeat.engine.local.process import Child, fork
 from offbeat.engine.local.rendezvous import RankCandidate, Rendezvous, RendezvousClient, gone
 from offbeat.engine.local.roles import Roles
@@ -177,6 +178,9 @@ class TorchrunLauncher(Launcher):
                 self._hand_over(rank, theirs)
         self.came.add(rank)
         return True
+
+    def _start_backup(self) -> None:
+        """Nobody follows a server that is not started again."""
 
     def _restart_all(self) -> NoReturn:
         raise RunError("the server was killed")  # the ranks end, and torchrun starts them again

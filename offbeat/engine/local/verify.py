@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offbeat.config.job import Job, Training
 from offbeat.data.lease import Lease
+from offbeat.discipline.course import Course
 from offbeat.discipline.named import ASP
 from offbeat.engine.local.pipeline_group import PipelineSender
 from offbeat.engine.local.process import fork
@@ -86,7 +87,7 @@ def _alone(numbers: Training, lease: Lease) -> dict[str, Tensor]:
 def _split(job: Job, cut: Cut, lease: Lease, threads: int) -> dict[str, Tensor]:
     """What the processes of a replica find together, in processes that end with this call."""
     # Whatever the discipline sends, what is compared is the gradient.
-    plain = replace(job, discipline=ASP(), workers=1, nonfinite="stop")
+    plain = replace(job, course=Course(ASP()), workers=1, nonfinite="stop")
     tables = place(parameter_entries(job.content.model), job.content.placement)
     layout = cut.layout
     each = layout.pp * layout.tp

@@ -7,6 +7,7 @@ neither, does not come round, and still has something to do, hangs or has been s
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from offbeat.store.board import Cells
@@ -38,6 +39,15 @@ class Heartbeat:
     @about.setter
     def about(self, what: int) -> None:
         self.cells[_ABOUT] = what
+
+    @contextmanager
+    def at(self, what: int) -> Iterator[None]:
+        """For a while it is about something else."""
+        before, self.about = self.about, what
+        try:
+            yield
+        finally:
+            self.about = before
 
 
 @dataclass

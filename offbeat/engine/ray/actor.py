@@ -46,7 +46,7 @@ class Assignment:
 class RayActor:
     """One worker of a run; it works in the one thread that Ray gives it.
 
-    A device that Ray has given to this process would go into the worker from here.
+    Devices that Ray has given to this process are all that it sees: `device="auto"` is on them.
     """
 
     again: ClassVar[bool] = False  # whether one that has failed is as good as a new one

@@ -18,7 +18,7 @@ SENT = (
     *("model", "data", "loss", "optimizer", "schedule", "clip", "constrain", "groups"),
     *("batch_size", "accumulate", "epochs", "collate", "shuffle", "drop_last", "seed"),
     *("discipline", "workers", "shares", "codec", "pull_codec", "shards", "policies", "nonfinite"),
-    *("hash_every", "numerics", "reading"),
+    *("hash_every", "numerics", "reading", "device"),
 )
 
 

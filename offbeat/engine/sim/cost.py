@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from offbeat.config.checks import at_least
 from offbeat.config.job import CostJob, CostOnly
 from offbeat.data.shares import Shares, as_shares
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
-from offbeat.discipline.named import as_discipline
 from offbeat.engine.sim.cluster import Cluster
 from offbeat.engine.sim.network_simulation import simulation
 from offbeat.log.log import Listener, Log
@@ -29,7 +29,7 @@ def _no_collection() -> Iterator[None]:
 
 def estimate(
     cluster: Cluster | str,
-    discipline: Discipline | str,
+    discipline: Discipline | Course | str,
     *,
     steps: int = 100,
     batch_size: int = 32,
@@ -46,15 +46,16 @@ def estimate(
         ("seed", seed, 0),
     ):
         at_least(name, value, least)
-    discipline = as_discipline(discipline)
-    discipline.check_order()
+    course = as_course(discipline)
+    course.first.check_order()
     if isinstance(cluster, str):
         cluster = Cluster.read(cluster)
     workers = len(cluster)
     content = CostOnly(model_bytes, workers * steps * batch_size)
     wanted = as_shares(shares)
-    wanted.check(discipline, workers)
-    job = CostJob(content, discipline, workers, batch_size, 1, seed, shares=wanted)
+    for one in course.stages:
+        wanted.check(one, workers)
+    job = CostJob(content, course, workers, batch_size, 1, seed, shares=wanted)
     log, tally = Log(), Tally(workers, history=False)
     log.listeners += [tally, *listeners]
     store = job.make_store(log)
@@ -65,6 +66,6 @@ def estimate(
             pass
     ledger = store.leases.ledger.summary()
     held = {"store": 0, "worker": 0}
-    summary = tally.summary(str(job.discipline), "cost only", ledger, held, "")
+    summary = tally.summary(str(job.course), "cost only", ledger, held, "")
     summary.shares = wanted.told
     return summary

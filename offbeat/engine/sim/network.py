@@ -28,7 +28,7 @@ class Bounds(NamedTuple):
     flow: float = math.inf
 
 
-class Entry(NamedTuple):
+class HeapEntry(NamedTuple):
     """A branch in a heap; void if the branch has been moved since."""
 
     key: float
@@ -90,10 +90,10 @@ class Trunk:
         self.open = 0  # flows of the others
         self.begun = 0
         self.changed: set[int] = set()  # branches whose place has to be found again
-        self.below: list[Entry] = []  # branches below the level, the highest limit first
-        self.above: list[Entry] = []  # those above it, the lowest limit first
-        self.times: list[Entry] = []  # when the next flow of a branch below is over
-        self.clocks: list[Entry] = []  # at which clock that of one above is
+        self.below: list[HeapEntry] = []  # branches below the level, the highest limit first
+        self.above: list[HeapEntry] = []  # those above it, the lowest limit first
+        self.times: list[HeapEntry] = []  # when the next flow of a branch below is over
+        self.clocks: list[HeapEntry] = []  # at which clock that of one above is
         self._next: float | None = None
 
     # ------------------------------------------------------------ what happens
@@ -243,17 +243,17 @@ class Trunk:
         if branch.limit > 0:
             self._push(self.times, branch.at + branch.left / branch.limit, number)
 
-    def _push(self, heap: list[Entry], key: float, number: int) -> None:
+    def _push(self, heap: list[HeapEntry], key: float, number: int) -> None:
         if len(heap) > 4 * len(self.branches) + 64:
             heap[:] = [entry for entry in heap if self._counts(entry)]
             heapify(heap)
-        heappush(heap, Entry(key, number, self.branches[number].move))
+        heappush(heap, HeapEntry(key, number, self.branches[number].move))
 
-    def _counts(self, entry: Entry) -> bool:
+    def _counts(self, entry: HeapEntry) -> bool:
         branch = self.branches[entry.branch]
         return branch.placed and entry.move == branch.move
 
-    def _top(self, heap: list[Entry]) -> bool:
+    def _top(self, heap: list[HeapEntry]) -> bool:
         """Whether there is anything in a heap; what is void on top of it goes."""
         while heap and not self._counts(heap[0]):
             heappop(heap)

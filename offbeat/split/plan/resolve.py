@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.errors import ConfigError
 from offbeat.split import tensor_shards as shards
@@ -28,7 +29,7 @@ PROBE = 16  # rows and columns of a tensor that an optimiser is tried on
 class RunAround:
     """What else a run was asked for, as far as a split model minds."""
 
-    discipline: Discipline
+    course: Course
     batch_size: int
     accumulate: int = 1
     whole_loss: bool = False  # whether the loss takes the whole model
@@ -37,6 +38,11 @@ class RunAround:
     skips: bool = False  # whether contributions that are not finite are left out
     optimizer: Any = None
     apart: Apart | None = None  # what measures where that leaves nothing behind
+
+    @property
+    def discipline(self) -> Discipline:
+        """What it begins with, and sends and applies throughout."""
+        return self.course.first
 
 
 def resolve(
@@ -114,9 +120,9 @@ def _check_around(layout: Layout, around: RunAround) -> None:
             "schedule=1f1b"
         )
     half = layout.precision == "fp16"
-    if layout.asynchronous and (around.discipline.drops or around.skips or half):
+    if layout.asynchronous and (around.course.drops or around.skips or half):
         what = "precision=fp16 leaves" if half else "nonfinite='skip' leaves"
-        what = "backup workers drop" if around.discipline.drops else f"{what} out"
+        what = f"{around.course} drops" if around.course.drops else f"{what} out"
         raise ConfigError(
             f"schedule={layout.schedule} has later batches under way already when {what} one: "
             "write schedule=1f1b"

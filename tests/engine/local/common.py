@@ -184,9 +184,9 @@ def assert_exact(done: ob.Run, samples: int, epochs: int) -> None:
         assert sum(isinstance(r, Updated) for r in records) == done.summary().updates
 
 
-def assert_replays(done: ob.Run, what: Problem) -> None:
+def assert_replays(done: ob.Run, what: Problem, **options: Any) -> None:
     assert done.folder is not None
-    assert ob.replay(done.folder, *what).check().compared == done.summary().updates
+    assert ob.replay(done.folder, *what, **options).check().compared == done.summary().updates
 
 
 def open_files() -> list[str]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import select
 import signal
 import subprocess
@@ -25,7 +26,8 @@ from offbeat.engine.local import roles as roles_module
 from offbeat.engine.local.process import ForkSpawner
 from offbeat.folder import checkpoint
 from offbeat.folder.checkpoint import RunFolder
-from offbeat.log.records import EpochDone, Evaluated, Joined, Lost, Updated
+from offbeat.log.log import read
+from offbeat.log.records import EpochDone, Evaluated, Joined, Lost, Turned, Updated
 from offbeat.protocol.server import ServerProtocol
 from offbeat.store.store import Store
 from offbeat.transport import memory
@@ -108,6 +110,25 @@ def test_a_frozen_worker_is_replaced(gate, out, name):
     done, _, what = faulty(gate, named(3)[name], steps, out=out, epochs=30, patience=PATIENCE)
     assert_exact(done, 48, 30)
     assert_replays(done, what)
+
+
+def test_kills_between_fifty_turns(gate, out):
+    """Of workers and of the server, which finds in its log which discipline holds."""
+    rng = random.Random(5)
+    stages = ["bsp", "asp", "ssp:1", "soft:2", "rennala:2,redo=yes", "bsp:backup=1,redo=yes"]
+    turns = [ob.Turn(rng.choice(stages), f"v{at}", 1.0) for at in range(2, 102, 2)]
+    steps = [
+        *(seen(Turned), after(3), strike("offbeat 1"), seen(Lost, 1), seen(Joined, 1)),
+        *(seen(Turned), after(2), strike("offbeat server"), seen(Joined), seen(Turned), after(3)),
+        *(strike("offbeat server", "offbeat 0"), seen(Joined), seen(Turned), after(2)),
+    ]
+    done, _, what = faulty(gate, ob.Switch("asp", *turns), steps, out=out, epochs=40)
+    assert_exact(done, 48, 40)
+    assert_replays(done, what)
+    records = [r for r in read(out / "log.jsonl") if isinstance(r, Turned)]
+    assert [r.stage for r in records] == list(range(1, 51))
+    assert [r.version for r in records] == list(range(2, 102, 2))
+    assert [turn.discipline for turn in done.summary().turns] == [str(t.discipline) for t in turns]
 
 
 def test_all_workers_are_killed_at_once(gate, out):
@@ -670,7 +691,7 @@ def test_everything_ends_with_the_launcher(out, how, more):
         # SIGTERM saves and stops, and is told by the exit code.
         assert process.wait() == (143 if how == signal.SIGTERM else -how)
     ended(handles)
-    assert len(pids) == 6
+    assert len(pids) == 7
     assert list(temporary.iterdir()) == []
     assert not [name for name in os.listdir("/dev/shm") if str(process.pid) in name]
     assert "run.json" in os.listdir(out)

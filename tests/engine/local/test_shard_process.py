@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_for_a_shard_process_leaves_the_checkpoint_before(ou
     write, calls = shard_module.save_tensors, []
 
     def full(path: Path, tensors: Any) -> str:
-        calls.append(path)
+        calls.extend([path] if out in path.parents else [])  # others are for a backup
         if len(calls) > 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(path, tensors)

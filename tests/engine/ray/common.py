@@ -15,7 +15,7 @@ from tests.contract.common import Problem, optimizer_for
 from tests.engine.local.common import children
 
 SLOT = {"CPU": 0.25}  # of a cluster that has few processors
-LONG = 60.0  # seconds: a bound, and not what anything takes
+LONG = 200.0  # seconds: a bound, and not what anything takes
 
 
 def on_ray(what: Problem, discipline: ob.Discipline | str, **options: Any) -> ob.Run:

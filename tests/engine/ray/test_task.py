@@ -14,6 +14,7 @@ from tests.contract.common import SGD, asked, problem
 KEPT = {
     *("test", "metric", "layout", "engine", "verify", "token", "out", "resume", "start"),
     *("checkpoint_every", "evaluate_every", "listeners", "watch", "origin"),
+    "test_device",
 }
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import offbeat as ob
 from offbeat.config.job import CostJob, CostOnly
+from offbeat.discipline.course import Course, as_course
 from offbeat.discipline.discipline import Discipline
-from offbeat.discipline.named import as_discipline
 from offbeat.engine.sim.compute_times import Constant, Exponential
 from offbeat.engine.sim.network_simulation import NetworkSimulation, simulation
 from offbeat.engine.sim.simulation import Simulation
@@ -44,7 +44,7 @@ class Case:
         self.watch, self.tally = Watch(), Tally(len(cluster))
         log = Log()
         log.listeners += [self.watch, self.tally]
-        job = CostJob(CostOnly(nbytes, samples), discipline, len(cluster), 1, 1)
+        job = CostJob(CostOnly(nbytes, samples), Course(discipline), len(cluster), 1, 1)
         self.store = job.make_store(log)
         self.sim = simulation(job, cluster, self.store)
 
@@ -381,7 +381,7 @@ def troubled(discipline: str) -> tuple[NetworkSimulation, Watch]:
     watch, log = Watch(), Log()
     log.listeners.append(watch)
     workers = len(TROUBLED)
-    job = CostJob(CostOnly(10**6, workers * 24), as_discipline(discipline), workers, 2, 1, seed=3)
+    job = CostJob(CostOnly(10**6, workers * 24), as_course(discipline), workers, 2, 1, seed=3)
     made = simulation(job, TROUBLED, job.make_store(log))
     assert isinstance(made, NetworkSimulation)
     return made, watch

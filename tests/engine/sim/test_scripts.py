@@ -109,6 +109,18 @@ def test_every_discipline_is_what_a_function_trains(tmp_path: Path, name: str) -
     assert run.summary() == same.summary()
 
 
+def test_a_turn_in_a_script_is_one_in_a_function(tmp_path: Path) -> None:
+    course = "switch:bsp,asp,at=30%,ssp:1,at=60%"
+    run = simulate(script(tmp_path), course, out=tmp_path / "run")
+    same = ob.train(
+        *problem(), discipline=course, optimizer=optimizer_for(course), batch_size=4,
+        epochs=2, seed=7, engine="sim", cluster=CLUSTER,
+    )  # fmt: skip
+    assert run.summary() == same.summary()
+    assert [turn.discipline for turn in run.summary().turns] == ["asp", "ssp:1"]
+    assert replay_script(script(tmp_path), RunFolder(tmp_path / "run")).identical
+
+
 @pytest.mark.parametrize("cluster", [CLUSTER, TROUBLE], ids=["calm", "trouble"])
 def test_same_seed_same_log_and_replay(tmp_path: Path, cluster: ob.Cluster) -> None:
     what = script(tmp_path, in_loop="x.add_(torch.rand(1) * random.random() * np.random.rand())")

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import offbeat as ob
 from offbeat.config.job import CostJob, CostOnly
+from offbeat.discipline.course import Course
 from offbeat.discipline.discipline import Discipline
 from offbeat.engine.sim.compute_times import Constant
 from offbeat.engine.sim.simulation import EventKind, SimEvent, Simulation
@@ -50,7 +51,7 @@ class Case:
         self.watch, self.tally = Watch(), Tally(len(machines))
         log = Log()
         log.listeners += [self.watch, self.tally]
-        job = CostJob(CostOnly(nbytes, samples), discipline, len(machines), batch, 1)
+        job = CostJob(CostOnly(nbytes, samples), Course(discipline), len(machines), batch, 1)
         self.store = job.make_store(log)
         cluster = ob.Cluster(tuple(machines), apply=apply, patience=patience)
         self.sim = Simulation(job, cluster, self.store)

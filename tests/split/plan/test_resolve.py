@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import offbeat as ob
+from offbeat.discipline.course import as_course
 from offbeat.split.layout import as_layout
 from offbeat.split.plan.blocks import find
 from offbeat.split.plan.cut import Cut, ProcessTensors
 from offbeat.split.plan.resolve import RunAround, resolve
 from tests.split.models import WIDTH, WORDS, Carrying, Opaque, Tied, codes, rows
 
-LEAD = RunAround(ob.parse("asp"), 8)
+LEAD = RunAround(as_course(ob.parse("asp")), 8)
 
 
 def cut_at(model: nn.Module, text: str, starts: tuple[int, ...]) -> Cut:
@@ -129,7 +130,7 @@ def test_a_dataset_smaller_than_a_batch_is_no_reason_to_refuse() -> None:
         cut = resolve(
             f"pp=2,microbatches=4,split={split}",
             model,
-            RunAround(ob.parse("asp"), 8),
+            RunAround(as_course(ob.parse("asp")), 8),
             lambda: rows(3),
         )
         assert cut.stages == 2
@@ -147,38 +148,42 @@ def test_microbatches_alone_leave_the_model_whole() -> None:
 
 AROUND = {
     "a loss of the whole model": (
-        RunAround(ob.parse("asp"), 8, whole_loss=True),
+        RunAround(as_course(ob.parse("asp")), 8, whole_loss=True),
         "pp=2",
         "write the loss as loss(output, target), or leave layout out",
     ),
     "accumulate": (
-        RunAround(ob.parse("asp"), 8, accumulate=2),
+        RunAround(as_course(ob.parse("asp")), 8, accumulate=2),
         "pp=2,microbatches=4",
         "write layout='microbatches=8' alone",
     ),
-    "hogwild": (RunAround(ob.parse("hogwild"), 8), "pp=2", "use asp, or leave layout out"),
+    "hogwild": (
+        RunAround(as_course(ob.parse("hogwild")), 8),
+        "pp=2",
+        "use asp, or leave layout out",
+    ),
     "local steps under stash": (
-        RunAround(ob.parse("local:2"), 8),
+        RunAround(as_course(ob.parse("local:2")), 8),
         "pp=2,schedule=stash",
         "use bsp, ssp, asp or soft, or schedule=1f1b",
     ),
     "backup workers under 2bw": (
-        RunAround(ob.BSP(backup=1), 8),
+        RunAround(as_course(ob.BSP(backup=1)), 8),
         "pp=2,schedule=2bw",
-        "backup workers drop one: write schedule=1f1b",
+        "bsp:backup=1 drops one: write schedule=1f1b",
     ),
     "leaving out under 2bw": (
-        RunAround(ob.parse("asp"), 8, skips=True),
+        RunAround(as_course(ob.parse("asp")), 8, skips=True),
         "pp=2,schedule=2bw",
         "nonfinite='skip' leaves out one: write schedule=1f1b",
     ),
     "a codec": (
-        RunAround(ob.parse("asp"), 8, codec=True),
+        RunAround(as_course(ob.parse("asp")), 8, codec=True),
         "pp=2",
         "leave codec out, or write pp=1",
     ),
     "a norm at the worker": (
-        RunAround(ob.parse("local:2"), 8, clips_norm=True),
+        RunAround(as_course(ob.parse("local:2")), 8, clips_norm=True),
         "pp=2,split=end",
         "use clip=ob.Clip(value=...), or a discipline that sends gradients",
     ),
@@ -196,15 +201,15 @@ def test_what_does_not_go_with_a_layout_is_refused_with_its_remedy(kind: str) ->
 def test_ties_are_refused_where_stages_make_steps_of_their_own() -> None:
     model = Tied(3)
     with pytest.raises(ob.ConfigError, match=r"token\.weight is tied over several stages, which"):
-        settled("pp=2,split=layers.1", model, RunAround(ob.parse("easgd:2"), 8))
-    settled("pp=2,split=layers.1", model, RunAround(ob.parse("asp"), 8))
+        settled("pp=2,split=layers.1", model, RunAround(as_course(ob.parse("easgd:2")), 8))
+    settled("pp=2,split=layers.1", model, RunAround(as_course(ob.parse("asp")), 8))
 
 
 def test_a_stage_without_parameters_is_refused_where_it_would_make_steps() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2)).double()
     with pytest.raises(ob.ConfigError, match="stage 1 has no parameters of its own to train"):
-        settled("pp=3,split=count", model, RunAround(ob.parse("local:2"), 9))
-    settled("pp=2,split=1", model, RunAround(ob.parse("local:2"), 8))
+        settled("pp=3,split=count", model, RunAround(as_course(ob.parse("local:2")), 9))
+    settled("pp=2,split=1", model, RunAround(as_course(ob.parse("local:2")), 8))
 
 
 # ---------------------------------------------------------------- as a user meets them
