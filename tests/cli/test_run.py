@@ -209,7 +209,7 @@ SIM = ("--engine", "sim", "-n", "2")
         ("nn.functional.mse_loss(model(x)", "nn.functional.mse_loss(modle(x)", 3, "NameError"),
         ('print("words"', '1 / 0; print("words"', 3, "ZeroDivisionError: division by zero"),
         ("optimizer.step()", "pass", 2, "make one step for each batch"),
-        ("model = run.replica(nn.Linear(3, 2))", "pass", 2, "batches before replica"),
+        ("model = run.replica(nn.Linear(3, 2))", "pass", 2, "optimizer before replica"),
         ("import sys", "import sys; x = (", 2, "'(' was never closed"),
     ],
 )
@@ -219,8 +219,10 @@ def test_a_scripts_mistake_has_its_line(
     line = changed(script, old, new)
     got, _, err = answer(capsys, *SIM, script)
     assert got == code
-    if "batches before" in words or words.startswith("make one"):
+    if words.startswith("make one"):
         line = SCRIPT[: SCRIPT.index("for x, y")].count("\n") + 1
+    elif "before replica" in words:
+        line = SCRIPT[: SCRIPT.index("optimizer = ")].count("\n") + 1
     assert err.startswith(f"error: {script} line {line}: ")
     assert words in err
     assert err.count("\n") == 1
