@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def node(**free: float) -> Node:
-    return Node("1", "lab1", "192.168.1.5", free)
+    return Node("1", "lab1", "192.168.1.5", free, free)
 
 
 @pytest.mark.parametrize(
