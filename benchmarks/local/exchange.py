@@ -71,7 +71,7 @@ def before_image(scale: Scale) -> list[Figure]:
                 f"exchange and a before-image of every update, {NAMES[rule]}, over the limit",
                 ratio,
                 "x",
-                beside="why a large model goes back to a checkpoint when its server is killed",
+                beside="why a large model has a backup process in place of images",
                 peers=(
                     Peer("exchange", _milliseconds(found["exchange"]), "ms"),
                     Peer(

@@ -151,6 +151,7 @@ class Leases:
                 f"use batch_size={samples} or less"
             )
         self.batch, self.epochs = batch, epochs
+        self._batches = -(-samples // batch)  # of an epoch
         self.sizes = LeaseSizes(batch) if sizes is None else sizes
         self.ledger = Ledger(samples, left_out)
         self.held: dict[int, list[Lease]] = {}
@@ -164,8 +165,7 @@ class Leases:
 
     def progress(self, settled: int) -> int:
         """Batches that a plain loop has done when it is through with so many samples."""
-        samples = self.ledger.samples
-        return -(-samples // self.batch) * settled // samples
+        return self._batches * settled // self.ledger.samples
 
     @property
     def exhausted(self) -> bool:
@@ -184,8 +184,11 @@ class Leases:
         return lease
 
     def _fresh(self, worker: int) -> Lease:
-        there = self.ledger.samples - self.position
-        start, stop = self.position, self.position + self._part(self.sizes.of(worker), there)
+        start, sizes = self.position, self.sizes
+        size, there = sizes.of(worker), self.ledger.samples - start
+        if there - size < sizes.least:  # near the end of an epoch
+            size = self._part(size, there)
+        stop = start + size
         lease = Lease(self.epoch, start, stop)
         self._go_to(stop)
         return lease

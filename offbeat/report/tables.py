@@ -191,11 +191,8 @@ def in_links(summary: Summary) -> float:
 
 def slow_links(workers: Sequence[WorkerFigures]) -> list[str]:
     """A line about those whose links, and neither computing nor others, took most of their time."""
-    slow = [
-        (mine.link_share, number, mine.link)
-        for number, mine in enumerate(workers)
-        if mine.link and mine.link_share >= LINK_BOUND
-    ]
+    linked = [(mine.link_share, n, mine.link) for n, mine in enumerate(workers) if mine.link]
+    slow = [one for one in linked if one[0] >= LINK_BOUND]
     if not slow:
         return []
     most, number, link = max(slow, key=lambda one: one[:2])

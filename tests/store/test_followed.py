@@ -19,7 +19,7 @@ from tests.store.backup_histories import (
 )
 
 DISCIPLINES = ["bsp", "ssp:2", "asp", "soft:2", "bsp:backup=1", "local:2", "easgd:2", "asup:1"]
-SEEDS = 40  # of each discipline
+SEEDS = 25  # of each discipline
 MUTANT_SEEDS = 150
 
 

@@ -47,8 +47,9 @@ def clipped(name: str) -> dict[str, Any]:
     return {"clip": ob.Clip(norm=0.01)} if name in ("asp", "ssp") else {}
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "shards"), [(name, 1 + 2 * (i % 2)) for i, name in enumerate(NAMES)]
+)
 def test_a_server_is_killed_twice_and_loses_nothing(gate, out, name, shards):
     steps = [*again("offbeat server"), *again("offbeat server")]
     options = {"shards": shards, "epochs": 6, "checkpoint_every": 1000, **clipped(name)}
@@ -92,6 +93,17 @@ def test_a_backup_stands_still_and_the_server_goes_on_after_patience(gate, out):
     done, script, what = faulty(gate, "ssp:1", steps, out=out, patience=PATIENCE)
     kept_all(script)
     assert not [record for record in script.all if isinstance(record, Lost)]
+    assert_exact(done, 48, 12)
+    assert_replays(done, what)
+
+
+def test_so_it_is_where_contributions_come_over_tcp(gate, out):
+    script = Script(gate, [*again("offbeat server"), *again("offbeat server")])
+    what = problem(samples=48)._replace(loss=gate)
+    options = {"workers": 3, "epochs": 12, "out": out, "shards": 2, "codec": "int8"}
+    done = run("hosts", what, "soft:2", listeners=[script], checkpoint_every=1000, **options)
+    assert not script.left
+    kept_all(script)
     assert_exact(done, 48, 12)
     assert_replays(done, what)
 
