@@ -315,16 +315,27 @@ def _folder() -> Iterator[Path]:
 
 
 def _remove(folder: str) -> None:
-    """Ray's processes end by themselves; those that have not yet may still write there."""
+    """Ray's processes end by themselves, some a minute later; until then they may write there."""
     for _ in range(100):
-        for process in Path("/proc").iterdir():
-            with suppress(OSError):
-                if process.name.isdigit() and folder.encode() in (process / "cmdline").read_bytes():
-                    os.kill(int(process.name), signal.SIGKILL)
+        left = [process for process in Path("/proc").glob("[0-9]*") if _works_in(process, folder)]
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(int(process.name), signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
-        if not os.path.exists(folder):
+        if not left and not os.path.exists(folder):
             return
         time.sleep(LOOK)
+
+
+def _works_in(process: Path, folder: str) -> bool:
+    """Whether Ray has started it for a cluster there; some give themselves another name."""
+    with suppress(OSError):  # it has ended, or is another user's
+        words = (process / "cmdline").read_bytes()
+        if not words.startswith(b"ray::"):  # whatever a program has forked may have its logs open
+            return folder.encode() in words
+        real = os.path.realpath  # also of one that is closed meanwhile
+        return any(real(one).startswith(real(folder)) for one in (process / "fd").iterdir())
+    return False
 
 
 @contextmanager
