@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import shards, simulator, watch
+from benchmarks import on_ray, shards, simulator, watch
 from benchmarks.figure import Figure
 from benchmarks.local import exchange, layouts, models, reading, straggler, uneven
 from benchmarks.machine import Others, described, machine
@@ -35,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[Scale], list[Figure]]] = {
     "watch": watch.watch,
     "layouts": layouts.layouts,
     "network": figures.network,
+    "ray": on_ray.on_ray,
 }
 # The share of the cores that others may take before the figures mean little.
 DISTURBED = 0.05

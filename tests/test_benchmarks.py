@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import __main__ as command
+from benchmarks import on_ray
 from benchmarks.beside import measured
 from benchmarks.figure import Figure, Peer, quantity
 from benchmarks.local.exchange_process import rounds
@@ -302,3 +303,19 @@ def test_a_run_over_hosts_and_ddp_over_the_same(namespaces):
     assert not found.summary["turned_away"]
     with scene.hosts() as made:
         assert ddp.train(made.all[1:], scene)["per_second"] > 0
+
+
+def test_without_ray_its_group_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(on_ray.importlib.util, "find_spec", lambda name: None)
+    (figure,) = on_ray.on_ray(command.QUICK)
+    assert figure.beside == "not installed: pip install offbeat[bench]"
+
+
+def test_folders_in_the_place_of_hosts_leave_nothing_behind():
+    with on_ray.folders(2) as (one, two):
+        assert (one.address, one.folder != two.folder) == (two.address, True)
+        held = one.run("sleep", "1000")
+        done = two.run("pwd", stdout=on_ray.subprocess.PIPE, text=True)
+        assert done.communicate()[0].strip() == str(two.folder)
+    assert held.poll() == -9
+    assert not one.folder.exists()

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.network.hosts import Host, Hosts
+from benchmarks.network.hosts import Hosts
 from benchmarks.peers.launch import ROOT, PeerFailed
 from offbeat.log.log import read
 from offbeat.log.records import Entry, Updated
@@ -24,6 +24,15 @@ PORT = 7077
 LONG = 900.0  # seconds after which a run has failed
 REACHED = "reached after seconds:"  # is said by a script that had a goal
 WARM_UP = 2  # contributions of each worker that do not count
+
+
+class Place(Protocol):
+    """Where commands run: a host, or a folder of this machine."""
+
+    address: str
+    folder: Path
+
+    def run(self, *words: str | Path, **options: Any) -> subprocess.Popen[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -94,18 +103,22 @@ def train(
     workers, and so many `more`.
     """
     with scene.hosts(more) as hosts:
-        return _train(hosts, scene, options, meanwhile or (lambda hosts: None))
+        return train_over(list(hosts), scene, options, lambda: meanwhile and meanwhile(hosts))
 
 
-def _train(
-    hosts: Hosts, scene: Scene, options: Sequence[str], meanwhile: Callable[[Hosts], None]
+def train_over(
+    hosts: Sequence[Place],
+    scene: Scene,
+    options: Sequence[str],
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Outcome:
+    """The same over hosts that are there, the store's first."""
     token = secrets.token_urlsafe(32)
     for host in hosts:
         place = host.folder / "offbeat.token"
         place.write_text(token)
         place.chmod(0o600)
-    store, *others = hosts.all[: len(scene.emulate) + 1]
+    store, *others = hosts[: len(scene.emulate) + 1]
     at, count = f"{store.address}:{PORT}", len(others)
     words = ["store", "--json", "--listen", at, "--no-tls", "-n", str(count), "--out", "run"]
     serving = _start(store, *words, *options, str(SCRIPT), *scene.arguments)
@@ -115,7 +128,7 @@ def _train(
         heard.append(serving.stderr.readline())
         if not heard[-1]:
             raise PeerFailed(f"no store: {''.join(heard).strip()}")
-    meanwhile(hosts)
+    meanwhile()
     working = []
     for host, seconds in zip(others, scene.emulate, strict=True):
         least = ["--emulate", f"{1e3 * seconds:g}ms"] if seconds else []
@@ -131,7 +144,7 @@ def _train(
     return Outcome(records, json.loads(said)["summary"], "".join(out for out, _ in printed))
 
 
-def _start(host: Host, *words: str) -> subprocess.Popen[str]:
+def _start(host: Place, *words: str) -> subprocess.Popen[str]:
     return host.run(
         *OFFBEAT,
         *words,

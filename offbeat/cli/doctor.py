@@ -1,12 +1,12 @@
-"""`offbeat doctor`: read this machine, and say whether the local engine can run on it."""
+"""`offbeat doctor`: whether this machine, a way to a store or a Ray cluster is fit for a run."""
 
 import importlib.metadata
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from offbeat.cli import network, options
 from offbeat.cli.output import print_json
+from offbeat.cli.run import on_ray
 from offbeat.config.checks import at_least
 from offbeat.config.limits import (
     OWN,
@@ -35,8 +36,12 @@ from offbeat.engine.local.doctor import (
     try_fork,
     verdict,
 )
+from offbeat.engine.ray.cluster import running
+from offbeat.engine.ray.doctor import HostFacts, examine_hosts, visit
+from offbeat.engine.ray.doctor import here as versions_here
 from offbeat.errors import ConfigError, OffbeatError
-from offbeat.report.tables import console
+from offbeat.report.tables import console, size
+from offbeat.report.words import visible
 from offbeat.transport.dial import Dialer
 
 EXTRAS = ("scikit-learn", "matplotlib", "ray")
@@ -60,32 +65,57 @@ def doctor(
     token_variable: network.TokenVariable = None,
     tls: network.Tls = None,
     authority: network.Authority = None,
+    cluster: Annotated[
+        bool, on_ray("Look at every host of a Ray cluster instead.", None, "--cluster")
+    ] = False,
+    address: Annotated[
+        str | None,
+        on_ray("Of the cluster: auto or HOST:6379; else the one this machine belongs to."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check this machine for the local engine, or the way to a store, and say what to change."""
+    """Check this machine, the way to a store or a Ray cluster, and say what to change."""
     at_least("--workers", workers, 1)
+    if model_bytes is not None:
+        at_least("--model-bytes", model_bytes, 1)
+    if address is not None and not cluster:
+        raise ConfigError("--address is of a Ray cluster: add --cluster, or leave it out")
+    if cluster:
+        if at is not None:
+            raise ConfigError("--at looks at a store and --cluster at a Ray cluster: name one")
+        _cluster(address, DoctorPlan(workers, model_bytes), tls, json)
+        return
     if at is not None:
         token = network.token_from(token_file, token_variable)
         _way(network.dialer(at, token, tls, authority), json)
         return
-    if model_bytes is not None:
-        at_least("--model-bytes", model_bytes, 1)
     host, plan = here(Path()), DoctorPlan(workers, model_bytes)
     findings = examine(host, plan, try_fork)
-    words = verdict(findings, plan)
+    measured = {
+        "workers": workers,
+        "threads_per_worker": plan.threads(host.cores),
+        "model_bytes": model_bytes,
+    }
+    _tell(findings, verdict(findings, plan), measured, json)
+
+
+def _tell(
+    findings: Sequence[Finding],
+    words: str,
+    measured: Mapping[str, Any],
+    json: bool,
+    above: Table | None = None,
+) -> None:
+    """All that was found, and the exit code that it means."""
     code = OffbeatError.exit_code if any(f.state == "bad" for f in findings) else 0
     if json:
-        result = {
-            "ready": not code,
-            "workers": workers,
-            "threads_per_worker": plan.threads(host.cores),
-            "model_bytes": model_bytes,
-            "verdict": words,
-            "findings": findings,
-        }
-        print_json(result | ({"error": words, "exit_code": code} if code else {}))
+        told = {"ready": not code, "verdict": words, "findings": findings, **measured}
+        print_json(told | ({"error": words, "exit_code": code} if code else {}))
     else:
         screen = console(sys.stdout)
+        if above is not None:
+            screen.print(above)
+            screen.print()
         screen.print(findings_table(findings))
         screen.print()
         screen.print(words)
@@ -107,18 +137,42 @@ def _way(dialer: Dialer, json: bool) -> None:
     words = "Ready to work there."
     if bad:
         words = f"Not ready to work there: see what to do about {', '.join(bad)}."
-    code = OffbeatError.exit_code if bad else 0
-    if json:
-        measured = {"round_trip": found.round_trip, "bandwidth": found.bandwidth}
-        told = {"ready": not bad, "verdict": words, "findings": findings, **measured}
-        print_json(told | ({"error": words, "exit_code": code} if code else {}))
-    else:
-        screen = console(sys.stdout)
-        screen.print(findings_table(findings))
-        screen.print()
-        screen.print(words)
-    if code:
-        raise typer.Exit(code)
+    measured = {"round_trip": found.round_trip, "bandwidth": found.bandwidth}
+    _tell(findings, words, measured, json)
+
+
+def _cluster(address: str | None, plan: DoctorPlan, tls: bool | None, json: bool) -> None:
+    """All hosts of a Ray cluster, and whether they fit each other."""
+    with running(address) as cluster:
+        if cluster is None:
+            raise ConfigError(
+                "this machine belongs to no Ray cluster: join it with ray start "
+                "--address=HOST:6379, start one with ray start --head, or name one with --address"
+            )
+        hosts = visit(cluster, tls)
+    findings = examine_hosts(hosts, plan, versions_here())
+    measured = {"workers": plan.workers, "model_bytes": plan.model_bytes, "hosts": hosts}
+    _tell(findings, verdict(findings, plan), measured, json, hosts_table(hosts))
+
+
+def hosts_table(hosts: Iterable[HostFacts]) -> Table:
+    """Every host of a cluster, and its way to the store's."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("\nhost", no_wrap=True, overflow="ellipsis", max_width=12)
+    table.add_column("\naddress", no_wrap=True, overflow="ellipsis", max_width=15)
+    for name in ("round\ntrip", "\nbandwidth", "free\nmemory", "free\nCPUs", "\nGPUs", "\nclock"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for host in hosts:
+        cells = [
+            "-" if host.round_trip is None else f"{1e3 * host.round_trip:.3g} ms",
+            "-" if host.bandwidth is None else f"{size(host.bandwidth)}/s",
+            "-" if host.memory is None else size(host.memory),
+            f"{host.free.get('CPU', 0):g}/{host.whole.get('CPU', 0):g}",
+            str(host.gpus),
+            "-" if host.skew is None else f"{round(-host.skew, 1) + 0.0:+.1f} s",
+        ]
+        table.add_row(Text(visible(host.name)), Text(host.address), *cells)
+    return table
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:

@@ -1,5 +1,6 @@
 """A real Ray cluster over hosts: processes and hosts that die, are cut off, added and drained."""
 
+import json
 import os
 import signal
 import sys
@@ -171,3 +172,24 @@ def test_a_host_is_cut_off_for_less_than_patience_and_for_more(sync: str) -> Non
         host.heal()
         here.contributes(host, incarnation=2, since=since)
         here.ends_right()
+
+
+SLOW = 2e7  # bits a second
+
+
+def test_a_doctor_finds_the_slow_wire() -> None:
+    with ray_site(2) as here:
+        one, two = here.others
+        here.join(one, two)
+        two.limit(SLOW)
+        words = ["doctor", "--cluster", "--address", here.gcs, "-n", "2", "--json", "--no-tls"]
+        told = json.loads(Offbeat(here.store_host, *words, "--model-bytes", "10000000").ended())
+        store, *others = told["hosts"]
+        assert (store["address"], store["of_store"]) == (here.store_host.address, True)
+        ways = {host["address"]: host["bandwidth"] for host in others}
+        assert ways[one.address] > 2 * ways[two.address]
+        assert ways[two.address] < SLOW / 8
+        state = {finding["name"]: finding for finding in told["findings"]}
+        assert [name for name in state if state[name]["state"] != "good"] == ["links"]
+        assert state["links"]["state"] == "warn"
+        assert f"on the slowest ({two.name})" in state["links"]["found"]

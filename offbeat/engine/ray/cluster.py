@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,11 +52,11 @@ class Node:
     name: str
     address: str
     free: Mapping[str, float]
+    whole: Mapping[str, float]  # if nobody else were there
 
     def room(self, need: Mapping[str, float]) -> int:
         """How many workers it has room for, each of which needs so much."""
-        shares = [self.free.get(name, 0.0) / amount for name, amount in need.items() if amount]
-        return math.floor(min(shares) + 1e-6) if shares else 1_000_000
+        return room_in(self.free, need)
 
     def __str__(self) -> str:
         free = ", ".join(
@@ -65,6 +65,11 @@ class Node:
             if name in ("CPU", "GPU") or not name.startswith(("node:", "memory", "object_store"))
         )
         return f"{self.name} ({free or 'nothing'} free)"
+
+
+def room_in(there: Mapping[str, float], need: Mapping[str, float]) -> int:
+    shares = [there.get(name, 0.0) / amount for name, amount in need.items() if amount]
+    return math.floor(min(shares) + 1e-6) if shares else 1_000_000
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class RayCluster:
                 told["NodeManagerHostname"],
                 told["NodeManagerAddress"],
                 free.get(told["NodeID"], {}),
+                told["Resources"],
             )
             for told in self.ray.nodes()
             if told["Alive"]
@@ -102,16 +108,10 @@ class RayCluster:
         until = time.monotonic() + max(engine.wait, SETTLE)
         need = engine.resources
         while (found := sum(node.room(need) for node in self.nodes())) < workers:
-            total = sum(self._whole(need))
+            total = sum(room_in(node.whole, need) for node in self.nodes())
             if time.monotonic() > until or (total < workers and not engine.wait):
                 raise ConfigError(self._short(need, found, workers))
             time.sleep(LOOK)
-
-    def _whole(self, need: Mapping[str, float]) -> Iterator[int]:
-        """How many workers each host would have room for if nobody else were there."""
-        for told in self.ray.nodes():
-            if told["Alive"]:
-                yield Node("", "", "", told["Resources"]).room(need)
 
     def _short(self, need: Mapping[str, float], found: int, workers: int) -> str:
         each = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
@@ -122,6 +122,11 @@ class RayCluster:
             f"needs {each}: {hosts}. To go on, {fewer}ask for less with worker_resources=, add "
             "hosts, or wait for them with wait=600"
         )
+
+
+def last_line(error: Exception) -> str:
+    """What Ray says of an error, without where in Ray it was."""
+    return str(error).strip().splitlines()[-1].strip()
 
 
 class Draining:
@@ -149,26 +154,40 @@ class Draining:
 @contextmanager
 def connected(engine: OnRay, workers: int) -> Iterator[RayCluster]:
     """The cluster that was asked for; what was started for it is gone afterwards."""
+    with running(engine.address) as cluster:
+        if cluster is not None:
+            yield cluster
+            return
+        ray = needed()
+        with _folder() as folder:
+            try:
+                _start(ray, engine, workers, folder)
+                yield RayCluster(ray, True)
+            finally:
+                ray.shutdown()
+
+
+@contextmanager
+def running(address: str | None) -> Iterator[RayCluster | None]:
+    """A cluster that is there already; None if none has to be, and none is."""
     ray = needed()
     if ray.is_initialized():
         there = ray.get_runtime_context().gcs_address
-        if engine.address not in (None, "auto", there):
+        if address not in (None, "auto", there):
             raise ConfigError(
                 f"this program is connected to the Ray cluster at {there}, and address= names "
-                f"{engine.address}: leave address out, or call ray.shutdown() before"
+                f"{address}: leave address out, or call ray.shutdown() before"
             )
         yield RayCluster(ray, False)
         return
-    with ExitStack() as stack:
-        stack.enter_context(_environment_kept())
-        own = not _joined(ray, engine.address)
-        if own:
-            folder = stack.enter_context(_folder())
-            stack.callback(ray.shutdown)
-            _start(ray, engine, workers, folder)
-        else:
-            stack.callback(ray.shutdown)
-        yield RayCluster(ray, own)
+    with _environment_kept():
+        if not _joined(ray, address):
+            yield None
+            return
+        try:
+            yield RayCluster(ray, False)
+        finally:
+            ray.shutdown()
 
 
 def _joined(ray: Any, address: str | None) -> bool:
@@ -296,16 +315,27 @@ def _folder() -> Iterator[Path]:
 
 
 def _remove(folder: str) -> None:
-    """Ray's processes end by themselves; those that have not yet may still write there."""
+    """Ray's processes end by themselves, some a minute later; until then they may write there."""
     for _ in range(100):
-        for process in Path("/proc").iterdir():
-            with suppress(OSError):
-                if process.name.isdigit() and folder.encode() in (process / "cmdline").read_bytes():
-                    os.kill(int(process.name), signal.SIGKILL)
+        left = [process for process in Path("/proc").glob("[0-9]*") if _works_in(process, folder)]
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(int(process.name), signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
-        if not os.path.exists(folder):
+        if not left and not os.path.exists(folder):
             return
         time.sleep(LOOK)
+
+
+def _works_in(process: Path, folder: str) -> bool:
+    """Whether Ray has started it for a cluster there; some give themselves another name."""
+    with suppress(OSError):  # it has ended, or is another user's
+        words = (process / "cmdline").read_bytes()
+        if not words.startswith(b"ray::"):  # whatever a program has forked may have its logs open
+            return folder.encode() in words
+        real = os.path.realpath  # also of one that is closed meanwhile
+        return any(real(one).startswith(real(folder)) for one in (process / "fd").iterdir())
+    return False
 
 
 @contextmanager

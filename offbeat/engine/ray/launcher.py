@@ -17,7 +17,7 @@ from offbeat.engine.local.launcher import run_local
 from offbeat.engine.local.launcher_messages import RunDone, ServerReports, WorkerGone, send_order
 from offbeat.engine.local.plan import check
 from offbeat.engine.ray.actor import Assignment, RayActor, WorkerActor
-from offbeat.engine.ray.cluster import Draining, RayCluster, connected
+from offbeat.engine.ray.cluster import Draining, RayCluster, connected, last_line
 from offbeat.engine.ray.handle import ActorHandle
 from offbeat.engine.ray.task import Read, Task
 from offbeat.engine.result import Run
@@ -77,11 +77,6 @@ class Actors:
         for actor in self.spare:
             self.ray.kill(actor)
         self.spare.clear()
-
-
-def last_line(error: Exception) -> str:
-    """What Ray says of an error, without where in Ray it was."""
-    return str(error).strip().splitlines()[-1].strip()
 
 
 class RayLauncher(DialingLauncher):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def node(**free: float) -> Node:
-    return Node("1", "lab1", "192.168.1.5", free)
+    return Node("1", "lab1", "192.168.1.5", free, free)
 
 
 @pytest.mark.parametrize(
@@ -157,3 +157,28 @@ def test_our_own_cluster_is_gone_even_if_we_are_killed() -> None:
     finally:
         for path in (home / "tmp", home):
             path.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "named", "rays"),
+    [
+        ("ray::DashboardAgent", True, False, True),
+        ("ray::DashboardAgent", False, False, False),  # of another cluster
+        ("sleep", False, True, True),
+        ("sleep", True, False, False),  # the program's own, which has inherited a log
+    ],
+)
+def test_only_what_ray_has_started_is_ended(
+    tmp_path: Path, name: str, inside: bool, named: bool, rays: bool
+) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with open((folder if inside else tmp_path) / "log", "w") as log:
+        words = [f"{name}{folder if named else ''}", "1000"]
+        with subprocess.Popen(words, executable="sleep", stdout=log) as process:
+            there = Path(f"/proc/{process.pid}")
+            try:
+                until((there / "cmdline").read_bytes, "it has begun")
+                assert cluster._works_in(there, str(folder)) == rays
+            finally:
+                process.kill()
