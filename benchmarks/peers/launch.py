@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ QUIET = {
     "GLOO_SOCKET_IFNAME": "lo",
     "TP_SOCKET_IFNAME": "lo",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray leaves one in the user's home
     # Warnings are for those who develop the peers.
     "PYTHONWARNINGS": "ignore",
 }

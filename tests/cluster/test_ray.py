@@ -91,9 +91,17 @@ class RaySite(Site):
 
 
 @contextmanager
+def without_token() -> Iterator[None]:
+    """Whatever a Ray has left in the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        yield
+
+
+@contextmanager
 def ray_site(workers: int) -> Iterator[RaySite]:
     """Hosts for a driver and so many workers, in a folder with a name that Ray's sockets bear."""
-    with tempfile.TemporaryDirectory(prefix="ob", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="ob", dir="/tmp") as name, without_token():
         folder = Path(name)
         with Hosts(1 + workers, folder) as hosts:
             found = RaySite(hosts, folder)
