@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRando
 
 import offbeat as ob
 from offbeat.log.records import Entry, Updated
+from offbeat.protocol.server import ServerProtocol
 from tests.contract.common import MOMENTUM, assert_same_bits, plain, problem
+from tests.contract.real import Gate
 
 
 def test_one_worker_on_a_loader_is_plain_pytorch(engine: str) -> None:
@@ -124,16 +126,24 @@ def test_one_worker_on_a_stream_is_the_same_on_every_engine(engine: str) -> None
 
 
 class Killer(ob.Listener):
-    """Kills a worker at the first update, and remembers all readers by then."""
+    """Kills the worker of the first update, and remembers its readers."""
 
-    def __init__(self) -> None:
+    def __init__(self, struck: Gate) -> None:
         self.readers: list[int] = []
+        self.struck = struck
 
     def see(self, record: Entry) -> None:
         if isinstance(record, Updated) and not self.readers:
-            below = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants()}
-            self.readers = [os.pidfd_open(p) for p, name in below.items() if "reader" in name]
-            os.kill(next(p for p, name in below.items() if name == "offbeat 0"), signal.SIGKILL)
+            mine = f"offbeat {record.parts[0].worker}"
+            worker = next(pid for pid in descendants() if called(pid) == mine)
+            below = [pid for pid in descendants(worker) if "reader" in called(pid)]
+            self.readers = [os.pidfd_open(pid) for pid in below]
+            os.kill(worker, signal.SIGKILL)
+            self.struck.open()
+
+
+def called(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def descendants(of: int | str = "self") -> list[int]:
@@ -144,12 +154,21 @@ def descendants(of: int | str = "self") -> list[int]:
     return found
 
 
-def test_no_reader_is_left_when_its_worker_was_killed(local_only: str) -> None:
-    killer = Killer()
+def test_no_reader_is_left_when_its_worker_was_killed(
+    local_only: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck, proceed = Gate(), ServerProtocol.proceed
+
+    def held(server: ServerProtocol, now: float) -> bool:
+        """However long the launcher takes to see the first update, nobody gets far before that."""
+        return (server.store.version < 2 or struck.is_open()) and proceed(server, now)
+
+    monkeypatch.setattr(ServerProtocol, "proceed", held)
+    killer = Killer(struck)
     run = augmented(2, workers=2, discipline="asp", engine=local_only, listeners=[killer])
     assert run.summary().lost == 1
     assert [epoch["applied"] for epoch in run.summary().ledger] == [22, 22]
-    assert len(killer.readers) == 4
+    assert len(killer.readers) == 2
     for reader in killer.readers:
         gone, _, _ = select.select([reader], [], [], 60)
         os.close(reader)

@@ -53,7 +53,7 @@ def test_bytes_are_a_sign_of_life_when_they_come_however_late_one_looks(monkeypa
         for moment in (150.0, 200.0):
             clock[0] = moment
             mine.sendall(b"\0")  # a part of a header
-            until(lambda: link.heard == link.frames.heard and link.heard_at == clock[0])
+            until(lambda: link.read == link.frames.received and link.heard_at == clock[0])
             clock[0] = moment + PATIENCE * 0.85
             assert link.lives(PATIENCE)
             clock[0] = moment + PATIENCE

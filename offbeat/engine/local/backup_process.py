@@ -2,7 +2,7 @@
 
 import selectors
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +34,33 @@ class HandedOver(msgspec.Struct, array_like=True):
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(BackupWords).decode
 _handed_over = msgspec.msgpack.Decoder(HandedOver).decode
+
+
+PIECE = 1 << 17  # bytes of a word that go in one packet; the system takes few more
+_WHOLE, _MORE = b".", b"+"
+
+
+def pieces(word: bytes) -> Iterator[bytes]:
+    """A round of many leases makes a word that is too large for one packet."""
+    for start in range(0, len(word), PIECE):
+        stop = start + PIECE
+        yield word[start:stop] + (_MORE if stop < len(word) else _WHOLE)
+
+
+class WordInPieces:
+    """Puts a word together; one whose end never comes was not said."""
+
+    def __init__(self) -> None:
+        self.begun = bytearray()
+
+    def take(self, piece: memoryview | bytes) -> bytes | None:
+        """The word, if this was its last piece."""
+        self.begun += piece[:-1]
+        if piece[-1:] == _MORE:
+            return None
+        word = bytes(self.begun)
+        self.begun.clear()
+        return word
 
 
 class BackupFiles:
@@ -84,7 +111,8 @@ class BackupWire:
         if self.wire is not None:
             self.its.about = WORKING
             try:
-                self.wire.send(encode(word))
+                for piece in pieces(encode(word)):
+                    self.wire.send(piece)
             except ConnectionError:
                 self._gone()
 
@@ -133,7 +161,7 @@ class BackupProcess:
         )
         self.files, self.wire, self.launcher = files, wire, launcher
         self.sign = shared.backup
-        self.packets = Packets()
+        self.packets, self.word = Packets(), WordInPieces()
         self.asked = False
         self.selector = selectors.DefaultSelector()  # of callables
         self.selector.register(wire, selectors.EVENT_READ, self._hear)
@@ -157,7 +185,10 @@ class BackupProcess:
             self.selector.unregister(self.wire)
 
     def _follow(self, packet: memoryview) -> None:
-        word = _decode(packet)
+        whole = self.word.take(packet)
+        if whole is None:
+            return
+        word = _decode(whole)
         for done in self.backup.follow(word):
             self._say(done)
         if isinstance(word, FollowFrom):
@@ -182,7 +213,8 @@ class BackupProcess:
             self.files.backup.save(*backup.state())
             if backup.last is not None:
                 handed.parts, handed.rate = backup.last
-        self.launcher.send(encode(handed))
+        for piece in pieces(encode(handed)):
+            self.launcher.send(piece)
 
     def _next(self) -> memoryview | None:
         try:
@@ -196,10 +228,12 @@ def hand_over(launcher: socket.socket, still: Callable[[], bool]) -> HandedOver 
 
     `still` waits until there is something to read, and says whether there will be.
     """
+    word = WordInPieces()
     try:
         launcher.send(b"!")
-        if still() and (packet := launcher.recv(Packets.LARGEST)):
-            return _handed_over(packet)
+        while still() and (packet := launcher.recv(Packets.LARGEST)):
+            if whole := word.take(packet):
+                return _handed_over(whole)
     except ConnectionError:
         return None
     return None

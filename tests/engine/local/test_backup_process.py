@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import offbeat as ob
-from offbeat.engine.local import crash_image
+from offbeat.engine.local import backup_process, crash_image
+from offbeat.engine.local.backup_process import WordInPieces, pieces
 from offbeat.log.records import EpochDone, Joined, Lost, Updated
 from tests.contract.common import named, problem, run
 from tests.engine.local.common import (
@@ -65,6 +66,26 @@ def test_so_it_is_without_a_folder_and_after_a_checkpoint_in_memory(gate, discip
     done, script, _ = faulty(gate, discipline, steps, shards=2)
     kept_all(script)
     assert_exact(done, 48, 12)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 100])
+def test_a_word_of_any_size_goes_in_packets(monkeypatch, size):
+    monkeypatch.setattr(backup_process, "PIECE", 4)
+    word, found = WordInPieces(), bytes(range(size))
+    *most, last = list(pieces(found))
+    assert max(map(len, [*most, last])) <= 5
+    assert [word.take(piece) for piece in most] == [None] * len(most)
+    assert word.take(memoryview(last)) == found
+    assert word.take(next(pieces(b"next"))) == b"next"
+
+
+def test_words_too_large_for_a_packet_are_followed_and_handed_over(gate, monkeypatch, out):
+    monkeypatch.setattr(backup_process, "PIECE", 16)
+    steps = [*again("offbeat server"), *again("offbeat server")]
+    done, script, what = faulty(gate, "soft:2", steps, out=out, epochs=6, checkpoint_every=1000)
+    kept_all(script)
+    assert_exact(done, 48, 6)
+    assert_replays(done, what)
 
 
 @pytest.mark.parametrize("name", ["soft", "asp-dc"])
