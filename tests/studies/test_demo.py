@@ -288,10 +288,11 @@ def test_in_a_terminal_the_table_grows_while_a_contender_runs(
     with cli.demo._growing() as growing:
         growing.finished(real[:1])
         assert "ssp:3" in file.getvalue()
-        assert "37 %" not in file.getvalue()
-        growing.begin(SimpleNamespace(applied=37), 100)
+        # The run that has been measured has shares of its own, and any of them may stand there.
+        done = next(n for n in range(30, 70) if f"{n} %" not in file.getvalue())
+        growing.begin(SimpleNamespace(applied=done), 100)
         growing.see(Updated(0.0, 1, []))
-        assert "37 %" in file.getvalue()
+        assert f"{done} %" in file.getvalue()
     assert "\x1b[?25l" not in file.getvalue()
 
 
