@@ -92,7 +92,6 @@ def taken(loader: DataLoader[Any]) -> dict[str, Any]:
         loader.num_workers,
         loader.prefetch_factor or 2,
         loader.worker_init_fn,
-        loader.pin_memory,
     )
     return found
 

@@ -115,4 +115,3 @@ class Reading:
     processes: int = 0
     depth: int = 2
     begin: Callable[[int], None] | None = None  # called in each of them with its number
-    pin_memory: bool = False
